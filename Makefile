@@ -1,0 +1,81 @@
+# FluidPD. `make` alone lists the targets. Needs make and Python 3.11 or newer; everything else goes into .venv.
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/fluidpd.stamp
+ARGS  ?=
+PYTEST_ARGS ?=
+
+# The first interpreter that really runs, is new enough, and can make a virtual environment. `make setup PYTHON=...` overrides.
+CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3 python)
+CHECK := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types imports unit test-gpu test-sglang format bench wheel clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
+	  while IFS='|' read -r target text; do printf '%-20s %s\n' "$$target" "$$text"; done
+
+setup: $(STAMP) ## create .venv with everything the demo and the tests need (quick when up to date)
+
+$(STAMP): pyproject.toml
+	@set -e; \
+	if ! $(BIN)/python -c '$(CHECK)' >/dev/null 2>&1; then \
+	  for p in $(CANDIDATES); do \
+	    if "$$p" -c '$(CHECK)' >/dev/null 2>&1; then python="$$p"; break; fi; \
+	  done; \
+	  if [ -z "$${python:-}" ]; then \
+	    echo "setup: no usable Python 3.11 or newer among: $(CANDIDATES)." >&2; \
+	    echo "       Install one with its venv module (Debian, Ubuntu: apt-get install python3 python3-venv)," >&2; \
+	    echo "       or name one: make setup PYTHON=/path/to/python3.11" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "setup: creating $(VENV) with $$($$python --version)"; \
+	  "$$python" -m venv --clear $(VENV); \
+	fi; \
+	echo "setup: installing FluidPD and its tools into $(VENV) (a few minutes the first time)"; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --retries 5 --upgrade 'pip>=25.1'; \
+	$(BIN)/python -m pip install -qq --retries 5 --editable '.[router]' --group dev; \
+	touch $(STAMP)
+
+demo: setup ## the whole fleet on this machine, static against FluidPD, with the dashboard; options in ARGS
+	@$(BIN)/fluidpd demo $(ARGS)
+
+test: setup lint types imports unit ## everything CI checks: ruff, mypy, import contracts, pytest
+
+lint: setup ## ruff, check and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## mypy --strict over the packages
+	$(BIN)/mypy
+
+imports: setup ## the import contracts of docs/architecture.md
+	$(BIN)/lint-imports --no-logo
+
+unit: setup ## pytest alone; options in PYTEST_ARGS
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-gpu: setup ## the tests that need an NVIDIA GPU
+	$(BIN)/python -m pip install --quiet --editable '.[gpu]'
+	FLUIDPD_TEST=gpu $(BIN)/pytest -m gpu $(PYTEST_ARGS)
+
+test-sglang: setup ## the tests that need an installed SGLang
+	FLUIDPD_TEST=sglang $(BIN)/pytest -m sglang $(PYTEST_ARGS)
+
+format: setup ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## the benchmarks under bench/, each printing its own numbers
+	@for file in bench/tick.py bench/emulator_vs_simulator.py; do \
+	  if [ -f "$$file" ]; then echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; fi; \
+	done
+
+wheel: setup ## build dist/fluidpd-*.whl
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## remove .venv and every build and cache folder
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,232 @@
+"""May this one move be made? An ordered list of guards; the first that objects names its rule.
+
+Never proposes a move, and never lets one through on a number it does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fluidpd.decision import Flip, Refusal
+from fluidpd.indices import Indices, Targets
+from fluidpd.names import Mode, Role, Rule, Trigger, WorkerState
+from fluidpd.policy.memory import Memory
+from fluidpd.policy.settings import PolicySettings
+from fluidpd.telemetry import Known, Snapshot, Unknown, WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One proposed move and everything it is judged by."""
+
+    snapshot: Snapshot
+    indices: Indices
+    memory: Memory
+    settings: PolicySettings
+    flip: Flip
+    worker: WorkerView
+    targets: Targets | None = None
+
+    def refuse(self, rule: Rule, detail: str, **numbers: float) -> Refusal:
+        return Refusal(self.worker.name, rule, detail, numbers)
+
+    def remaining(self) -> tuple[WorkerView, ...]:
+        """Workers that would still serve the old role: those in transit count as absent."""
+        return tuple(w for w in self.snapshot.of(self.flip.from_role) if w.counts and w.name != self.worker.name)
+
+
+def _automation_off(c: Case) -> Refusal | None:
+    if c.snapshot.mode is Mode.ADVISORY:
+        return c.refuse(Rule.ADVISORY, "advisory mode sends no command; set mode: active to act")
+    if c.snapshot.paused is not None:
+        return c.refuse(Rule.PAUSED, f"paused ({c.snapshot.paused}); resume first")
+    return None
+
+
+def _same_role(c: Case) -> Refusal | None:
+    if c.worker.role is c.flip.to_role:
+        return c.refuse(Rule.SAME_ROLE, f"already {c.flip.to_role}")
+    return None
+
+
+_STATE_RULES = {
+    WorkerState.MOVING: (Rule.IN_TRANSIT, "is already in a move"),
+    WorkerState.QUARANTINED: (Rule.QUARANTINED, "is quarantined: its engine must be restarted"),
+    WorkerState.LOST: (Rule.LOST, "has sent no telemetry for too long"),
+    WorkerState.GONE: (Rule.LOST, "has left"),
+    WorkerState.STALE: (Rule.STALE, "has stale telemetry"),
+    WorkerState.WARMING: (Rule.WARMING, "is still warming up"),
+    WorkerState.SLOW: (Rule.STALE, "answers its health probe slowly"),
+}
+
+
+def _state(c: Case) -> Refusal | None:
+    if any(m.worker == c.worker.name for m in c.snapshot.open_moves):
+        return c.refuse(Rule.IN_TRANSIT, "is already in a move")
+    if c.worker.state in _STATE_RULES:
+        return c.refuse(*_STATE_RULES[c.worker.state])
+    age = c.worker.age_s(c.snapshot.now_s)
+    if age > c.settings.flip_max_age_s:
+        return c.refuse(Rule.STALE, "has stale telemetry", age_s=min(age, 1e9), limit_s=c.settings.flip_max_age_s)
+    return None
+
+
+def _pinned(c: Case) -> Refusal | None:
+    if c.worker.pinned_role is not None and c.worker.pinned_role is not c.flip.to_role:
+        return c.refuse(Rule.PINNED, f"is pinned to {c.worker.pinned_role}; unpin it first")
+    return None
+
+
+def _flippable(c: Case) -> Refusal | None:
+    if not c.worker.flippable:
+        return c.refuse(Rule.NOT_FLIPPABLE, c.worker.not_flippable_why or "its engine cannot switch roles")
+    return None
+
+
+def _concurrent(c: Case) -> Refusal | None:
+    if len(c.snapshot.open_moves) >= c.settings.max_concurrent:
+        return c.refuse(
+            Rule.MAX_CONCURRENT,
+            "another move must finish first",
+            open=len(c.snapshot.open_moves),
+            limit=c.settings.max_concurrent,
+        )
+    return None
+
+
+def _floor(c: Case) -> Refusal | None:
+    floor = c.settings.min_prefill if c.flip.from_role is Role.PREFILL else c.settings.min_decode
+    left = len(c.remaining())
+    if left < floor:
+        return c.refuse(
+            Rule.FLOOR, f"would leave {left} serving {c.flip.from_role} workers, the floor is {floor}", left=left, floor=floor
+        )
+    return None
+
+
+def _backoff(c: Case) -> Refusal | None:
+    if c.worker.retry_after_s is not None and c.snapshot.now_s < c.worker.retry_after_s:
+        return c.refuse(
+            Rule.BACKOFF, "was moved or changed from outside a moment ago", wait_s=c.worker.retry_after_s - c.snapshot.now_s
+        )
+    return None
+
+
+def _residence(c: Case) -> Refusal | None:
+    since = c.snapshot.now_s - c.worker.role_since_s
+    if since < c.settings.residence_s:
+        return c.refuse(Rule.RESIDENCE, "has not kept its role long enough", since_s=since, residence_s=c.settings.residence_s)
+    return None
+
+
+def _budget(c: Case) -> Refusal | None:
+    recent = sum(1 for t in c.memory.flips_s if c.snapshot.now_s - t < 60.0)
+    if recent >= c.settings.flips_per_minute:
+        return c.refuse(Rule.FLIP_BUDGET, "the moves of this minute are spent", recent=recent, limit=c.settings.flips_per_minute)
+    return None
+
+
+def _survivors(c: Case) -> Refusal | None:
+    """The workers left behind must carry the whole load of the old role below their own threshold."""
+    left = c.remaining()
+    if not left:
+        return None  # the floor speaks for this
+    return _decode_survivors(c, left) if c.flip.from_role is Role.DECODE else _prefill_survivors(c, left)
+
+
+def _decode_survivors(c: Case, left: tuple[WorkerView, ...]) -> Refusal | None:
+    kv_sum = step_worst = 0.0
+    for w in (*left, c.worker):
+        p = c.indices.workers.get(w.name)
+        if p is None or isinstance(p.pressure, Unknown) or p.kv_share is None or p.step_share is None:
+            return c.refuse(Rule.SURVIVOR_OVER_LIMIT, f"load of {w.name} is unknown, so survivors cannot be judged")
+        kv_sum += p.kv_share
+        step_worst = max(step_worst, p.step_share)
+    n = len(left)
+    kv_after = kv_sum / n
+    step_after = step_worst
+    if c.targets is not None:  # with the cost model the batch that moves is priced; without it, growth is proportional
+        batch = sum(_number(w, "batch") for w in (*left, c.worker))
+        context = sum(_number(w, "context_tokens") for w in (*left, c.worker))
+        step_after = c.targets.step.decode_s(round(batch / n), round(context / n)) / c.targets.step_limit_s
+    after = max(kv_after, step_after)
+    if after >= c.settings.decode_high:
+        return c.refuse(
+            Rule.SURVIVOR_OVER_LIMIT,
+            f"the {n} decode workers left would be at {after:.2f}; scale out, or let lending carry the burst",
+            after=after,
+            limit=c.settings.decode_high,
+            kv_after=kv_after,
+            step_after=step_after,
+        )
+    return None
+
+
+def _prefill_survivors(c: Case, left: tuple[WorkerView, ...]) -> Refusal | None:
+    busy = 0.0
+    for w in (*left, c.worker):
+        share = w.readings.prefill_busy_share
+        if isinstance(share, Unknown):
+            return c.refuse(Rule.SURVIVOR_OVER_LIMIT, f"load of {w.name} is unknown, so survivors cannot be judged")
+        busy += share.value if isinstance(share, Known) else 0.0
+    after = busy / len(left)
+    limit = c.settings.busy_limit_share
+    if after >= limit:
+        return c.refuse(
+            Rule.SURVIVOR_OVER_LIMIT, f"the {len(left)} prefill workers left would be {after:.0%} busy", after=after, limit=limit
+        )
+    ppi = c.indices.ppi
+    if isinstance(ppi, Known) and ppi.value * (len(left) + 1) / len(left) >= c.settings.prefill_over:
+        return c.refuse(
+            Rule.SURVIVOR_OVER_LIMIT, "prefill pressure would be over its limit", after=ppi.value * (len(left) + 1) / len(left)
+        )
+    return None
+
+
+def _number(w: WorkerView, name: str) -> float:
+    reading = getattr(w.readings, name)
+    return reading.value if isinstance(reading, Known) else 0.0
+
+
+_PERSONS = frozenset({Trigger.MANUAL, Trigger.PIN})
+_NOT_AUTO = frozenset({Trigger.MANUAL, Trigger.PIN, Trigger.EMERGENCY})
+
+# (guard, triggers it does not apply to, whether `force` overrides it). Order matters: the plainest reason is named first.
+GUARDS: tuple[tuple[Callable[[Case], Refusal | None], frozenset[Trigger], bool], ...] = (
+    (_automation_off, frozenset(), False),
+    (_same_role, frozenset(), False),
+    (_state, frozenset(), False),
+    (_pinned, frozenset(), False),
+    (_flippable, frozenset(), False),
+    (_concurrent, frozenset(), False),
+    (_floor, frozenset(), False),  # never below a floor by our action, forced or not
+    (_backoff, _PERSONS, True),
+    (_residence, _NOT_AUTO, True),
+    (_budget, _NOT_AUTO, True),
+    (_survivors, frozenset({Trigger.PIN}), True),
+)
+
+
+def refusal_of(
+    snapshot: Snapshot,
+    indices: Indices,
+    memory: Memory,
+    flip: Flip,
+    settings: PolicySettings,
+    now_s: float,
+    targets: Targets | None = None,
+    *,
+    automation_checked: bool = False,
+) -> Refusal | None:
+    """The first rule that refuses `flip`, or None. `automation_checked` skips the mode and pause rule (decide() ranks it first)."""
+    worker = next((w for w in snapshot.workers if w.name == flip.worker), None)
+    if worker is None:
+        return Refusal(flip.worker, Rule.UNKNOWN_WORKER, "no such worker; list them with: fluidpd workers")
+    case = Case(snapshot, indices, memory, settings, flip, worker, targets)
+    for guard, not_for, forceable in GUARDS:
+        if flip.trigger in not_for or (forceable and flip.forced) or (automation_checked and guard is _automation_off):
+            continue
+        if (refusal := guard(case)) is not None:
+            return refusal
+    return None

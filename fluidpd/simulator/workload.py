@@ -1,0 +1,172 @@
+"""Workloads: requests with an arrival time and two lengths; read from trace text, cut, scaled, joined, or generated.
+
+Never reads a file, and never calls a generated workload a trace: `source` says what it is.
+"""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import io
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in order of arrival, from 0 s. `generated` is True as soon as any part did not come from a real trace."""
+
+    name: str
+    requests: tuple[Request, ...]
+    generated: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def duration_s(self) -> float:
+        return self.requests[-1].arrival_s if self.requests else 0.0
+
+    def described(self) -> dict[str, object]:
+        n = max(1, len(self.requests))
+        return {
+            "name": self.name,
+            "generated": self.generated,
+            "requests": len(self.requests),
+            "duration_s": round(self.duration_s, 3),
+            "prompt_tokens_mean": round(sum(r.prompt_tokens for r in self.requests) / n, 1),
+            "output_tokens_mean": round(sum(r.output_tokens for r in self.requests) / n, 1),
+            "notes": list(self.notes),
+        }
+
+
+class BadTrace(ValueError):
+    """A trace that cannot be used; says which line and why."""
+
+
+def parse_csv(name: str, text: str, *, generated: bool = False) -> Workload:
+    """A trace with columns arrival_s,prompt_tokens,output_tokens (seconds, tokens), arrivals ascending. Raises BadTrace."""
+    rows = csv.reader(io.StringIO(text))
+    header = next(rows, None)
+    if header is None or [h.strip() for h in header[:3]] != ["arrival_s", "prompt_tokens", "output_tokens"]:
+        raise BadTrace(f"{name}: the first line must be arrival_s,prompt_tokens,output_tokens, got {header!r}")
+    found: list[Request] = []
+    for number, row in enumerate(rows, start=2):
+        if not row:
+            continue
+        try:
+            request = Request(float(row[0]), int(row[1]), int(row[2]))
+        except (ValueError, IndexError):
+            raise BadTrace(f"{name}: line {number}: not a number in {row!r}") from None
+        if (
+            not math.isfinite(request.arrival_s)
+            or request.arrival_s < 0
+            or request.prompt_tokens < 1
+            or request.output_tokens < 0
+        ):
+            raise BadTrace(f"{name}: line {number}: arrivals must be finite and >= 0, prompts >= 1 token, outputs >= 0: {row!r}")
+        if found and request.arrival_s < found[-1].arrival_s:
+            raise BadTrace(f"{name}: line {number}: arrivals must ascend ({request.arrival_s} after {found[-1].arrival_s})")
+        found.append(replace(request, output_tokens=max(1, request.output_tokens)))
+    if not found:
+        raise BadTrace(f"{name}: no requests")
+    return Workload(name, tuple(found), generated)
+
+
+def busiest(workload: Workload, seconds: float) -> Workload:
+    """The window of `seconds` with the most prompt tokens, shifted to begin at 0."""
+    requests = workload.requests
+    starts = [r.arrival_s for r in requests]
+    total = [0]
+    for r in requests:
+        total.append(total[-1] + r.prompt_tokens)
+    best, at, end = -1, 0, 0
+    for i, start in enumerate(starts):
+        j = bisect.bisect_left(starts, start + seconds)
+        if total[j] - total[i] > best:
+            best, at, end = total[j] - total[i], i, j
+    cut = requests[at:end]
+    offset = cut[0].arrival_s
+    moved = tuple(replace(r, arrival_s=r.arrival_s - offset) for r in cut)
+    return replace(workload, requests=moved, notes=(*workload.notes, f"busiest {seconds:g} s, from {offset:.1f} s"))
+
+
+def scaled(workload: Workload, rate: float) -> Workload:
+    """Arrivals `rate` times as fast."""
+    if rate == 1.0:
+        return workload
+    moved = tuple(replace(r, arrival_s=r.arrival_s / rate) for r in workload.requests)
+    return replace(workload, requests=moved, notes=(*workload.notes, f"rate x{rate:g}"))
+
+
+def capped(workload: Workload, output_tokens: int | None) -> Workload:
+    """Outputs cut to at most `output_tokens`."""
+    if output_tokens is None:
+        return workload
+    cut = tuple(replace(r, output_tokens=min(r.output_tokens, output_tokens)) for r in workload.requests)
+    return replace(workload, requests=cut, notes=(*workload.notes, f"outputs capped at {output_tokens} tokens"))
+
+
+def concatenated(parts: Sequence[Workload], gap_s: float = 1.0) -> Workload:
+    """One workload after the other: a composite, labelled as such."""
+    moved: list[Request] = []
+    offset = 0.0
+    for part in parts:
+        moved.extend(replace(r, arrival_s=r.arrival_s + offset) for r in part.requests)
+        offset = (moved[-1].arrival_s if moved else 0.0) + gap_s
+    notes = tuple(f"{p.name}: {'; '.join(p.notes)}" for p in parts)
+    name = "composite(" + " -> ".join(p.name for p in parts) + ")"
+    return Workload(name, tuple(moved), any(p.generated for p in parts), ("composite", *notes))
+
+
+def generated(name: str, stats: Mapping[str, object], seconds: float, seed: int) -> Workload:
+    """A workload with a trace's statistics: quantiles of both lengths, and of arrivals per bin, with the bins' own persistence.
+
+    `stats` is one entry of config/workloads.json: bin_s, bin_counts (quantiles of arrivals per bin), persistence (rank
+    autocorrelation of neighbouring bins), prompt_tokens and output_tokens (quantiles).
+    """
+    rng = random.Random(f"{name}/{seed}")
+    bin_s = float(stats["bin_s"])  # type: ignore[arg-type]
+    keep = float(stats["persistence"])  # type: ignore[arg-type]
+    counts, prompts, outputs = (_quantiles(stats, k) for k in ("bin_counts", "prompt_tokens", "output_tokens"))
+    found: list[Request] = []
+    level = rng.gauss(0, 1)
+    at = 0.0
+    while at < seconds:
+        level = keep * level + math.sqrt(1 - keep * keep) * rng.gauss(0, 1)
+        many = round(_draw(counts, 0.5 * (1 + math.erf(level / math.sqrt(2)))))
+        times = sorted(at + rng.random() * bin_s for _ in range(many))
+        found.extend(
+            Request(t, max(1, round(_draw(prompts, rng.random()))), max(1, round(_draw(outputs, rng.random())))) for t in times
+        )
+        at += bin_s
+    if not found:
+        found.append(Request(0.0, max(1, round(_draw(prompts, 0.5))), max(1, round(_draw(outputs, 0.5)))))
+    note = f"generated from the statistics of {name}, seed {seed}"
+    return Workload(f"generated-{name}", tuple(r for r in found if r.arrival_s < seconds) or tuple(found[:1]), True, (note,))
+
+
+def parse_stats(text: str) -> Mapping[str, Mapping[str, object]]:
+    """The statistics file (config/workloads.json): workload name -> statistics."""
+    data = json.loads(text)
+    return dict(data["workloads"].items())
+
+
+def _quantiles(stats: Mapping[str, object], key: str) -> list[float]:
+    values = stats[key]
+    assert isinstance(values, list)
+    return [float(v) for v in values]
+
+
+def _draw(quantiles: Sequence[float], u: float) -> float:
+    x = u * (len(quantiles) - 1)
+    i = min(int(x), len(quantiles) - 2)
+    return quantiles[i] + (x - i) * (quantiles[i + 1] - quantiles[i])

@@ -1,0 +1,101 @@
+"""What every test needs: a hermetic environment, and an honest account of what was not run.
+
+Never hides a skip: each is listed with its remedy, and FLUIDPD_STRICT_SKIPS=1 turns any into a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+# Tests of these kinds have their own make target: they are not selected unless FLUIDPD_TEST names the kind.
+ELSEWHERE = {
+    "gpu": "run `make test-gpu` on a machine with an NVIDIA GPU",
+    "sglang": "run `make test-sglang` where SGLang is installed",
+}
+
+
+def browser_missing() -> bool:
+    return find_spec("playwright") is None or not any(shutil.which(name) for name in BROWSERS)
+
+
+def router_missing() -> bool:
+    return find_spec("sglang_router") is None
+
+
+NEEDS = {
+    "browser": (browser_missing, "no browser: apt-get install chromium, then `make setup`"),
+    "router": (router_missing, "no sglang-router: run `make setup`"),
+}
+
+_not_selected: dict[str, int] = {}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = os.environ.get("FLUIDPD_TEST", "")
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        kind = next((name for name in ELSEWHERE if item.get_closest_marker(name) and name != wanted), None)
+        (left if kind else kept).append(item)
+        if kind:
+            _not_selected[kind] = _not_selected.get(kind, 0) + 1
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
+    for name, (missing, remedy) in NEEDS.items():
+        concerned = [item for item in items if item.get_closest_marker(name)]
+        if concerned and missing():
+            for item in concerned:
+                item.add_marker(pytest.mark.skip(reason=remedy))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
+    yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not strict():
+        return
+    if reporter.stats.get("skipped") and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def strict() -> bool:
+    return os.environ.get("FLUIDPD_STRICT_SKIPS", "") not in ("", "0")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    if not skipped and not _not_selected:
+        return
+    terminalreporter.section("not run")
+    for report in skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        terminalreporter.write_line(f"skipped  {report.nodeid}: {reason.removeprefix('Skipped: ')}")
+    for kind, count in sorted(_not_selected.items()):
+        terminalreporter.write_line(f"{count} {kind} test{'s' if count > 1 else ''} not selected: {ELSEWHERE[kind]}")
+    if skipped and strict():
+        terminalreporter.write_line("FLUIDPD_STRICT_SKIPS is set: a skip fails this run. Apply the remedy above.", red=True)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of the person who runs the tests leaks into them, and no proxy sits between them and localhost."""
+    for name in list(os.environ):
+        if name.startswith("FLUIDPD_") and name not in ("FLUIDPD_STRICT_SKIPS", "FLUIDPD_TEST"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root."""
+    return ROOT
