@@ -56,6 +56,8 @@ class WorkerPressure:
     kv_share: float | None = None  # decode: KV used and promised / limit
     slack_s: float | None = None  # decode: SLO - guard - T_iter
     chunk_tokens: int = 0  # decode: the fused chunk that fits beside the present batch
+    seed_s: float = 0.0  # prefill: lateness plus work of the queue, the numerator of the seed's index
+    of: WorkerView | None = field(default=None, compare=False, repr=False)  # the view it was derived from
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +70,21 @@ class Indices:
     workers: Mapping[str, WorkerPressure] = field(default_factory=dict)
 
 
-def derive(snapshot: Snapshot, targets: Targets) -> Indices:
-    """All pressures of a snapshot."""
+def derive(snapshot: Snapshot, targets: Targets, previous: Indices | None = None) -> Indices:
+    """All pressures of a snapshot. `previous` spares the work for workers whose view is the very same object: what is
+    predicted of a queue (waited so far + work ahead) does not change until a new sample says otherwise."""
+    known = previous.workers if previous is not None else {}
     per_worker: dict[str, WorkerPressure] = {}
     prefill: list[WorkerPressure] = []
     decode: list[WorkerPressure] = []
     for w in snapshot.workers:
         if w.state in (WorkerState.LOST, WorkerState.QUARANTINED, WorkerState.GONE):
             continue
-        p = _prefill(w, targets, snapshot.now_s) if w.role is Role.PREFILL else _decode(w, targets, snapshot.now_s)
+        p = known.get(w.name)
+        if (stale := _stale(w, targets, snapshot.now_s)) is not None:
+            p = WorkerPressure(w.name, stale)
+        elif p is None or p.of is not w:
+            p = _prefill(w, targets) if w.role is Role.PREFILL else _decode(w, targets)
         per_worker[w.name] = p
         # A worker that moves or warms up is seen, but is no capacity and no evidence.
         if w.state not in (WorkerState.MOVING, WorkerState.WARMING):
@@ -84,7 +92,7 @@ def derive(snapshot: Snapshot, targets: Targets) -> Indices:
     return Indices(
         ppi=_prefill_pool(prefill, targets.quantile, snapshot.now_s),
         dpi=_decode_pool(decode, snapshot.now_s),
-        ppi_seed=_ppi_seed(snapshot, per_worker, prefill, targets),
+        ppi_seed=_ppi_seed(prefill, targets, snapshot.now_s),
         dpi_seed=_dpi_seed(decode, targets, snapshot.now_s),
         hopeless=sum(p.hopeless for p in prefill),
         workers=per_worker,
@@ -97,21 +105,21 @@ def _stale(w: WorkerView, targets: Targets, now_s: float) -> Unknown | None:
     return Unknown(UnknownWhy.STALE, w.received_s) if now_s - w.received_s > targets.max_age_s else None
 
 
-def _prefill(w: WorkerView, targets: Targets, now_s: float) -> WorkerPressure:
+def _prefill(w: WorkerView, targets: Targets) -> WorkerPressure:
     """First come, first served on its own queue: the router fixes a request's prefill worker at arrival."""
-    if (stale := _stale(w, targets, now_s)) is not None:
-        return WorkerPressure(w.name, stale)
     if w.queue is None:
-        return WorkerPressure(w.name, Unknown(UnknownWhy.MISSING, w.received_s))
+        return WorkerPressure(w.name, Unknown(UnknownWhy.MISSING, w.received_s), of=w)
     assert w.received_s is not None
     started = w.readings.started_tokens
     ahead = targets.step.prefill_s(int(started.value)) if isinstance(started, Known) and started.value > 0 else 0.0
     etas: list[tuple[int, float]] = []
     late: list[float] = []
     hopeless = 0
+    seed = 0.0
     for prompt in w.queue:
         own = targets.step.prefill_s(prompt.uncached_tokens)
         ahead += own
+        seed += max(0.0, prompt.waited_s + own - targets.ttft_s) + own
         etas.append((prompt.room, ahead))
         # Beyond rescue even if it ran now: counted apart, so that lost causes do not steer the fleet.
         if prompt.waited_s + own > targets.ttft_s:
@@ -125,18 +133,18 @@ def _prefill(w: WorkerView, targets: Targets, now_s: float) -> WorkerPressure:
     pressure: Reading = Known(_quantile(late, targets.quantile), w.received_s) if late else ConfirmedIdle(w.received_s)
     if hopeless and not late:
         pressure = Known(ahead / targets.ttft_s, w.received_s)
-    return WorkerPressure(w.name, pressure, backlog_s=ahead, etas_s=tuple(etas), late=tuple(late), hopeless=hopeless)
+    return WorkerPressure(
+        w.name, pressure, backlog_s=ahead, etas_s=tuple(etas), late=tuple(late), hopeless=hopeless, seed_s=seed, of=w
+    )
 
 
-def _decode(w: WorkerView, targets: Targets, now_s: float) -> WorkerPressure:
-    if (stale := _stale(w, targets, now_s)) is not None:
-        return WorkerPressure(w.name, stale)
+def _decode(w: WorkerView, targets: Targets) -> WorkerPressure:
     r = w.readings
     used, capacity = r.kv_used_tokens, r.kv_capacity_tokens
     if not (isinstance(r.batch, Known) and isinstance(r.context_tokens, Known) and isinstance(used, Known)):
-        return WorkerPressure(w.name, Unknown(UnknownWhy.MISSING, w.received_s))
+        return WorkerPressure(w.name, Unknown(UnknownWhy.MISSING, w.received_s), of=w)
     if not isinstance(capacity, Known) or capacity.value <= 0:
-        return WorkerPressure(w.name, Unknown(UnknownWhy.MISSING, w.received_s))
+        return WorkerPressure(w.name, Unknown(UnknownWhy.MISSING, w.received_s), of=w)
     assert w.received_s is not None
     batch, context = int(r.batch.value), int(r.context_tokens.value)
     # The model's step without borrowed work: a lent step is long on purpose and must not read as pressure.
@@ -154,6 +162,7 @@ def _decode(w: WorkerView, targets: Targets, now_s: float) -> WorkerPressure:
         kv_share=kv_share,
         slack_s=targets.step_limit_s - step,
         chunk_tokens=targets.step.largest_chunk(targets.step_limit_s, 2048, 0, *_settled(batch, context, step, targets)),
+        of=w,
     )
 
 
@@ -184,17 +193,10 @@ def _decode_pool(pool: list[WorkerPressure], now_s: float) -> Reading:
     return Known(max(known), now_s) if known else ConfirmedIdle(now_s)
 
 
-def _ppi_seed(snapshot: Snapshot, per_worker: Mapping[str, WorkerPressure], pool: list[WorkerPressure], t: Targets) -> Reading:
+def _ppi_seed(pool: list[WorkerPressure], t: Targets, now_s: float) -> Reading:
     """The seed's sum of lateness and work over capacity; capacity = relative speed (1 each) x SLO_TTFT."""
-    names = {p.name for p in pool if not isinstance(p.pressure, Unknown)}
-    if not names:
-        return Unknown(UnknownWhy.MISSING)
-    total = 0.0
-    for w in snapshot.workers:
-        for prompt in (w.queue or ()) if w.name in names else ():
-            own = t.step.prefill_s(prompt.uncached_tokens)
-            total += max(0.0, prompt.waited_s + own - t.ttft_s) + own
-    return Known(total / (len(names) * t.ttft_s), snapshot.now_s)
+    readable = [p.seed_s for p in pool if not isinstance(p.pressure, Unknown)]
+    return Known(sum(readable) / (len(readable) * t.ttft_s), now_s) if readable else Unknown(UnknownWhy.MISSING)
 
 
 def _dpi_seed(pool: list[WorkerPressure], t: Targets, now_s: float) -> Reading:

@@ -1,7 +1,7 @@
 """The state machine of one role move, as a table. Illegal is whatever has no row.
 
 Rule 1: everything that changes a move's state is a row here; controller and sidecar both apply this table to the same events.
-Rule 2: a worker is in the router exactly when it serves: it leaves before it drains, and joins only after verify, or on the way back.
+Rule 2: a worker is in the router exactly when it serves: it leaves before it drains, and joins after verify, or going back.
 Rule 3: once the engine may have torn its old role down, only asking it decides; a broken engine is never admitted.
 
 Never performs an effect: `step` returns them, the owner of each carries it out.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fluidpd.decision import Decision, Flip, Refusal
 from fluidpd.indices import Indices, Targets
 from fluidpd.names import Action, Mode, Reason, Role, Rule, Trigger, WorkerState
-from fluidpd.policy.guards import refusal_of
+from fluidpd.policy.guards import Case, PoolLoad, first_refusal
 from fluidpd.policy.memory import Memory, observed
 from fluidpd.policy.score import victims
 from fluidpd.policy.settings import PolicySettings
@@ -145,15 +145,14 @@ def _pins(f: Facts) -> Decision | None:
     """A pin to the other role is an order from a person; floors and a healthy engine still stand before it."""
     if f.now_s - f.memory.started_s < f.settings.first_flip_after_s:
         return None
-    refusals = []
     for w in f.snapshot.workers:
         if w.pinned_role is None or w.pinned_role is w.role or w.state in _ABSENT:
             continue
         flip = Flip(w.name, w.role, w.pinned_role, Trigger.PIN)
-        refusal = _judge(f, flip)
+        pool = PoolLoad.of(f.snapshot, f.indices, w.role)
+        refusal = first_refusal(Case(f.snapshot, f.indices, f.memory, f.settings, flip, w, pool, f.targets))
         if refusal is None:
             return f.say(Action.FLIP, Reason.PIN_MOVE, flips=(flip,), lenders=f.lenders)
-        refusals.append(refusal)
     return None
 
 
@@ -207,7 +206,7 @@ def _both_over(f: Facts) -> Decision | None:
 
 
 def _revoke(f: Facts) -> Decision | None:
-    """Workers over their own limit stop lending at once (they are not in `lenders`); named when nothing stronger is to be done."""
+    """Workers over their own limit stop lending at once (they are not in `lenders`); named when nothing stronger is due."""
     stopped = set(f.memory.lenders) - set(f.lenders)
     if stopped and f.over("dpi", f.settings.decode_high):
         return f.say(Action.REVOKE, Reason.DECODE_OVER_REVOKE, lenders=f.lenders, stopped=float(len(stopped)))
@@ -291,19 +290,21 @@ RULES: tuple[Rule_, ...] = (
 )
 
 
-def _judge(f: Facts, flip: Flip) -> Refusal | None:
-    return refusal_of(f.snapshot, f.indices, f.memory, flip, f.settings, f.now_s, f.targets, automation_checked=True)
-
-
 def _first_allowed(f: Facts, from_role: Role, trigger: Trigger) -> tuple[tuple[Flip, ...], tuple[Refusal, ...]]:
-    """The cheapest worker of `from_role` that every guard lets go, or all refusals."""
-    refusals = []
+    """The cheapest worker of `from_role` that every guard lets go, or why none may (the first few, in order of cost)."""
     if f.now_s - f.memory.started_s < f.settings.first_flip_after_s:
         return (), ()
+    pool = PoolLoad.of(f.snapshot, f.indices, from_role)
+    refusals = []
     for w in victims(f.snapshot, f.indices, from_role):
         flip = Flip(w.name, from_role, from_role.other, trigger)
-        refusal = _judge(f, flip)
+        refusal = first_refusal(Case(f.snapshot, f.indices, f.memory, f.settings, flip, w, pool, f.targets))
         if refusal is None:
             return (flip,), ()
         refusals.append(refusal)
+        if refusal.rule in _POOL_RULES:
+            break  # it speaks for the whole role: asking the next one would give the same answer
     return (), tuple(refusals[:8])
+
+
+_POOL_RULES = frozenset({Rule.FLOOR, Rule.MAX_CONCURRENT, Rule.FLIP_BUDGET, Rule.SURVIVOR_OVER_LIMIT})

@@ -17,6 +17,45 @@ from fluidpd.telemetry import Known, Snapshot, Unknown, WorkerView
 
 
 @dataclass(frozen=True, slots=True)
+class PoolLoad:
+    """What all serving workers of one role carry together; those in transit count as absent. Computed once a judgement."""
+
+    role: Role
+    serving: int
+    unreadable: str | None  # a serving worker whose load is not known
+    kv_share: float  # sum over workers
+    step_share_max: float
+    batch: float
+    context_tokens: float
+    busy_share: float  # sum over workers
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, indices: Indices, role: Role) -> PoolLoad:
+        serving, unreadable = 0, None
+        kv = step = batch = context = busy = 0.0
+        for w in snapshot.workers:
+            if w.role is not role or not w.counts:
+                continue
+            serving += 1
+            if role is Role.PREFILL:
+                share = w.readings.prefill_busy_share
+                if isinstance(share, Unknown):
+                    unreadable = w.name
+                elif isinstance(share, Known):
+                    busy += share.value
+                continue
+            p = indices.workers.get(w.name)
+            if p is None or isinstance(p.pressure, Unknown) or p.kv_share is None or p.step_share is None:
+                unreadable = w.name
+                continue
+            kv += p.kv_share
+            step = max(step, p.step_share)
+            batch += _number(w, "batch")
+            context += _number(w, "context_tokens")
+        return cls(role, serving, unreadable, kv, step, batch, context, busy)
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """One proposed move and everything it is judged by."""
 
@@ -26,14 +65,16 @@ class Case:
     settings: PolicySettings
     flip: Flip
     worker: WorkerView
+    pool: PoolLoad
     targets: Targets | None = None
 
     def refuse(self, rule: Rule, detail: str, **numbers: float) -> Refusal:
         return Refusal(self.worker.name, rule, detail, numbers)
 
-    def remaining(self) -> tuple[WorkerView, ...]:
-        """Workers that would still serve the old role: those in transit count as absent."""
-        return tuple(w for w in self.snapshot.of(self.flip.from_role) if w.counts and w.name != self.worker.name)
+    @property
+    def left(self) -> int:
+        """Workers that would still serve the old role."""
+        return self.pool.serving - (1 if self.worker.counts and self.worker.role is self.pool.role else 0)
 
 
 def _automation_off(c: Case) -> Refusal | None:
@@ -97,7 +138,7 @@ def _concurrent(c: Case) -> Refusal | None:
 
 def _floor(c: Case) -> Refusal | None:
     floor = c.settings.min_prefill if c.flip.from_role is Role.PREFILL else c.settings.min_decode
-    left = len(c.remaining())
+    left = c.left
     if left < floor:
         return c.refuse(
             Rule.FLOOR, f"would leave {left} serving {c.flip.from_role} workers, the floor is {floor}", left=left, floor=floor
@@ -129,58 +170,41 @@ def _budget(c: Case) -> Refusal | None:
 
 def _survivors(c: Case) -> Refusal | None:
     """The workers left behind must carry the whole load of the old role below their own threshold."""
-    left = c.remaining()
-    if not left:
+    if c.left <= 0:
         return None  # the floor speaks for this
-    return _decode_survivors(c, left) if c.flip.from_role is Role.DECODE else _prefill_survivors(c, left)
+    if c.pool.unreadable is not None:
+        return c.refuse(Rule.SURVIVOR_OVER_LIMIT, f"load of {c.pool.unreadable} is unknown, so survivors cannot be judged")
+    return _decode_survivors(c, c.left) if c.flip.from_role is Role.DECODE else _prefill_survivors(c, c.left)
 
 
-def _decode_survivors(c: Case, left: tuple[WorkerView, ...]) -> Refusal | None:
-    kv_sum = step_worst = 0.0
-    for w in (*left, c.worker):
-        p = c.indices.workers.get(w.name)
-        if p is None or isinstance(p.pressure, Unknown) or p.kv_share is None or p.step_share is None:
-            return c.refuse(Rule.SURVIVOR_OVER_LIMIT, f"load of {w.name} is unknown, so survivors cannot be judged")
-        kv_sum += p.kv_share
-        step_worst = max(step_worst, p.step_share)
-    n = len(left)
-    kv_after = kv_sum / n
-    step_after = step_worst
-    if c.targets is not None:  # with the cost model the batch that moves is priced; without it, growth is proportional
-        batch = sum(_number(w, "batch") for w in (*left, c.worker))
-        context = sum(_number(w, "context_tokens") for w in (*left, c.worker))
-        step_after = c.targets.step.decode_s(round(batch / n), round(context / n)) / c.targets.step_limit_s
+def _decode_survivors(c: Case, n: int) -> Refusal | None:
+    kv_after = c.pool.kv_share / n
+    step_after = c.pool.step_share_max
+    if c.targets is not None:  # with the cost model the batch that moves is priced; without it the worst step stands in
+        step = c.targets.step.decode_s(round(c.pool.batch / n), round(c.pool.context_tokens / n))
+        step_after = step / c.targets.step_limit_s
     after = max(kv_after, step_after)
-    if after >= c.settings.decode_high:
-        return c.refuse(
-            Rule.SURVIVOR_OVER_LIMIT,
-            f"the {n} decode workers left would be at {after:.2f}; scale out, or let lending carry the burst",
-            after=after,
-            limit=c.settings.decode_high,
-            kv_after=kv_after,
-            step_after=step_after,
-        )
-    return None
+    if after < c.settings.decode_high:
+        return None
+    return c.refuse(
+        Rule.SURVIVOR_OVER_LIMIT,
+        f"the {n} decode workers left would be at {after:.2f}; scale out, or let lending carry the burst",
+        after=after,
+        limit=c.settings.decode_high,
+        kv_after=kv_after,
+        step_after=step_after,
+    )
 
 
-def _prefill_survivors(c: Case, left: tuple[WorkerView, ...]) -> Refusal | None:
-    busy = 0.0
-    for w in (*left, c.worker):
-        share = w.readings.prefill_busy_share
-        if isinstance(share, Unknown):
-            return c.refuse(Rule.SURVIVOR_OVER_LIMIT, f"load of {w.name} is unknown, so survivors cannot be judged")
-        busy += share.value if isinstance(share, Known) else 0.0
-    after = busy / len(left)
-    limit = c.settings.busy_limit_share
+def _prefill_survivors(c: Case, n: int) -> Refusal | None:
+    after, limit = c.pool.busy_share / n, c.settings.busy_limit_share
     if after >= limit:
         return c.refuse(
-            Rule.SURVIVOR_OVER_LIMIT, f"the {len(left)} prefill workers left would be {after:.0%} busy", after=after, limit=limit
+            Rule.SURVIVOR_OVER_LIMIT, f"the {n} prefill workers left would be {after:.0%} busy", after=after, limit=limit
         )
     ppi = c.indices.ppi
-    if isinstance(ppi, Known) and ppi.value * (len(left) + 1) / len(left) >= c.settings.prefill_over:
-        return c.refuse(
-            Rule.SURVIVOR_OVER_LIMIT, "prefill pressure would be over its limit", after=ppi.value * (len(left) + 1) / len(left)
-        )
+    if isinstance(ppi, Known) and (grown := ppi.value * (n + 1) / n) >= c.settings.prefill_over:
+        return c.refuse(Rule.SURVIVOR_OVER_LIMIT, "prefill pressure would be over its limit", after=grown)
     return None
 
 
@@ -194,7 +218,6 @@ _NOT_AUTO = frozenset({Trigger.MANUAL, Trigger.PIN, Trigger.EMERGENCY})
 
 # (guard, triggers it does not apply to, whether `force` overrides it). Order matters: the plainest reason is named first.
 GUARDS: tuple[tuple[Callable[[Case], Refusal | None], frozenset[Trigger], bool], ...] = (
-    (_automation_off, frozenset(), False),
     (_same_role, frozenset(), False),
     (_state, frozenset(), False),
     (_pinned, frozenset(), False),
@@ -216,16 +239,20 @@ def refusal_of(
     settings: PolicySettings,
     now_s: float,
     targets: Targets | None = None,
-    *,
-    automation_checked: bool = False,
 ) -> Refusal | None:
-    """The first rule that refuses `flip`, or None. `automation_checked` skips the mode and pause rule (decide() ranks it first)."""
+    """The first rule that refuses `flip`, or None: how a person's move is judged."""
     worker = next((w for w in snapshot.workers if w.name == flip.worker), None)
     if worker is None:
         return Refusal(flip.worker, Rule.UNKNOWN_WORKER, "no such worker; list them with: fluidpd workers")
-    case = Case(snapshot, indices, memory, settings, flip, worker, targets)
+    pool = PoolLoad.of(snapshot, indices, flip.from_role)
+    case = Case(snapshot, indices, memory, settings, flip, worker, pool, targets)
+    return _automation_off(case) or first_refusal(case)
+
+
+def first_refusal(case: Case) -> Refusal | None:
+    """The first guard that objects. Mode and pause are not asked: decide() ranks them above every guard."""
     for guard, not_for, forceable in GUARDS:
-        if flip.trigger in not_for or (forceable and flip.forced) or (automation_checked and guard is _automation_off):
+        if case.flip.trigger in not_for or (forceable and case.flip.forced):
             continue
         if (refusal := guard(case)) is not None:
             return refusal

@@ -101,7 +101,7 @@ class PolicySettings(BaseModel):
         """Raise ValueError if the floors cannot be met by a pool of this many workers."""
         if self.min_prefill + self.min_decode > workers:
             raise ValueError(
-                f"min_prefill ({self.min_prefill}) + min_decode ({self.min_decode}) is more than the {workers} workers of the pool: "
+                f"min_prefill ({self.min_prefill}) + min_decode ({self.min_decode}) is more than the pool's {workers} workers: "
                 "lower a floor or add workers"
             )
         if self.home_prefill is not None and not self.min_prefill <= self.home_prefill <= workers - self.min_decode:

@@ -140,6 +140,7 @@ class Simulation:
         self.last_token_s: dict[int, float] = {}
         self.turn = {Role.PREFILL: 0, Role.DECODE: 0}
         self.memory = Memory(started_s=-1e9)
+        self.indices: Indices | None = None
         self.timeline = Timeline()
         self.flips = {Role.PREFILL: 0, Role.DECODE: 0}
         self.open = len(workload.requests)
@@ -293,7 +294,7 @@ class Simulation:
     def _tick(self) -> None:
         assert self.policy is not None
         snapshot = self._snapshot()
-        indices = derive(snapshot, self.targets)
+        self.indices = indices = derive(snapshot, self.targets, self.indices)
         decision, self.memory = decide(snapshot, indices, self.memory, self.policy, self.now, self.targets)
         self._lend(decision.lenders, indices)
         for flip in decision.flips:

@@ -439,7 +439,7 @@ class WorkerModel:
         return Step(now_s, duration, ((job, chunk),) if job else (), decodes, chunk, by_floor)
 
     def _lent_chunk(self, now_s: float, batch: int, context: int) -> tuple[int, bool]:
-        """Tokens of the borrowed prompt at the head that fit beside this batch, and whether only the progress floor chose them."""
+        """Tokens of the borrowed prompt at the head that fit beside this batch, and whether only the floor chose them."""
         if not self.borrowed:
             return 0, False
         job = self.borrowed[0]

@@ -304,7 +304,7 @@ def test_telemetry_has_no_latency_where_there_was_no_work() -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10_000), st.integers(1, 40))
 def test_random_loads_conserve_tokens_and_never_overflow_kv(seed: int, count: int) -> None:
-    """Arrivals, claims given or refused, aborts and a small pool, in any order: all is finished or aborted, and nothing is left."""
+    """Arrivals, claims given or refused, aborts and a small pool: all is finished or aborted, and nothing is left."""
     rng = random.Random(seed)
     model = decode_worker(kv_capacity_tokens=8000)
     jobs, aborted, now = [], 0, 0.0
