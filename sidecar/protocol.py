@@ -248,7 +248,7 @@ TO_PLUGIN: TypeAdapter[Any] = TypeAdapter(ToPlugin)
 
 
 def line(message: Message) -> bytes:
-    """One message as a line. Raises ValueError on NaN or infinity: the other side parses strictly."""
+    """One message as a line of strict JSON. A float that JSON cannot say becomes null: unknown, never zero."""
     return json.dumps(message.model_dump(mode="json"), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 

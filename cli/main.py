@@ -1,0 +1,44 @@
+"""The `fluidpd` command: one program, one file per group of commands.
+
+Never imports a server or an HTTP client before a command needs it: help answers at once, on a broken install too.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import typer
+
+from cli import config, controller, dashboard, db, emulate, operate, sidecar, status, version
+
+app = typer.Typer(
+    name="fluidpd",
+    help="FluidPD: an elastic prefill/decode fleet of SGLang workers, in place. Exit codes: docs/cli.md.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: quick, and readable in a log
+    pretty_exceptions_enable=False,  # a pretty traceback prints local variables, secrets included
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def before_any_command() -> None:
+    version.refuse_shadows()
+
+
+# The order of `fluidpd --help`: first what a newcomer tries, then what an operator types, then the parts.
+for _name in ("demo", "simulate"):
+    if find_spec(f"cli.{_name}") is not None:
+        app.command(_name)(getattr(import_module(f"cli.{_name}"), _name))
+
+for _look in (status.status, status.workers, status.transitions, status.decisions):
+    app.command()(_look)
+for _act in (operate.pin, operate.unpin, operate.pause, operate.resume, operate.remap, operate.chunk, operate.cancel):
+    app.command()(_act)
+for _part in (controller.controller, sidecar.sidecar, dashboard.dashboard, emulate.emulate):
+    app.command()(_part)
+
+app.add_typer(db.app, name="db")
+app.add_typer(config.app, name="config")
+app.command("version")(version.version)

@@ -1,0 +1,247 @@
+"""Commands that act: pin, unpin, pause, resume, remap, chunk, cancel. Each asks the controller, which may refuse.
+
+Never act by themselves: no worker, sidecar or router is contacted, and --dry-run only reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from cli.client import DEFAULT_SERVER, PREFIX, Api, ServerOption, TimeoutOption, reaching
+from cli.output import Exit, Format, OutputOption, cell, emit_json, fail, moment, parse_span, say, span
+
+
+class RoleName(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+WorkerArgument = Annotated[str, typer.Argument(help="name of the worker, as `fluidpd workers` shows it", metavar="WORKER")]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", "-m", help="why: at least 5 characters, kept in the audit", metavar="TEXT")
+]
+TtlOption = Annotated[str, typer.Option("--ttl", help="how long: 90s, 30m, 2h", metavar="SPAN")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="check what can be checked by reading, show the request, send nothing")
+]
+
+
+def pin(
+    context: typer.Context,
+    worker: WorkerArgument,
+    role: Annotated[RoleName | None, typer.Argument(help="the role to keep; without it, the role it has now")] = None,
+    reason: ReasonOption = "",
+    ttl: TtlOption = "1h",
+    expected_version: Annotated[
+        int | None, typer.Option("--expected-version", help="refuse (exit 5) if the pin changed since this version")
+    ] = None,
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Format.TABLE,
+    timeout: TimeoutOption = 10.0,
+) -> None:
+    """Keep a worker in a role. Outranks automation, emergencies included, until it expires.
+
+    \b
+    Examples:
+      fluidpd pin w3 decode --ttl 30m --reason "bisecting a latency regression"
+      fluidpd pin w3 -m "leave it as it is" --dry-run
+    """
+    said, seconds = reason_of(reason), parse_span(ttl)
+    body: dict[str, Any] = {"role": role.value if role else "", "ttl_s": seconds, "reason": said}
+    if expected_version is not None:
+        body["expected_version"] = expected_version
+    with reaching(context, server, timeout) as api:
+        if role is None or dry_run:
+            known = known_worker(api, worker)
+            body["role"] = body["role"] or str(known.get("role") or "")
+        answer = act(api, "POST", f"/workers/{quote(worker, safe='')}/pin", body, dry_run)
+    shown(answer, output, f"{worker} pinned to {body['role']} for {span(seconds)}", dry_run)
+
+
+def unpin(
+    context: typer.Context,
+    worker: WorkerArgument,
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Format.TABLE,
+    timeout: TimeoutOption = 10.0,
+) -> None:
+    """Give a pinned worker back to automation.
+
+    \b
+    Examples:
+      fluidpd unpin w3
+      fluidpd unpin w3 --reason "the regression is found"
+    """
+    body = {"reason": reason_of(reason)} if reason else None
+    with reaching(context, server, timeout) as api:
+        if dry_run:
+            known_worker(api, worker)
+        answer = act(api, "DELETE", f"/workers/{quote(worker, safe='')}/pin", body, dry_run)
+    shown(answer, output, f"{worker} is no longer pinned", dry_run)
+
+
+def pause(
+    context: typer.Context,
+    reason: ReasonOption = "",
+    ttl: TtlOption = "1h",
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Format.TABLE,
+    timeout: TimeoutOption = 10.0,
+) -> None:
+    """Stop automation: no new grant, no new move. Open moves finish or go home; the fleet keeps serving. At most 24 hours.
+
+    \b
+    Examples:
+      fluidpd pause --reason "incident 17: hands off" --ttl 2h
+    """
+    said, seconds = reason_of(reason), parse_span(ttl)
+    with reaching(context, server, timeout) as api:
+        answer = act(api, "POST", "/pause", {"reason": said, "ttl_s": seconds}, dry_run)
+    until = (
+        moment(answer.get("expires_wall_s"))
+        if isinstance(answer, Mapping) and answer.get("expires_wall_s")
+        else f"in {span(seconds)}"
+    )
+    shown(answer, output, f"paused; automation comes back {until}, or with `fluidpd resume`", dry_run)
+
+
+def resume(
+    context: typer.Context,
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Format.TABLE,
+    timeout: TimeoutOption = 10.0,
+) -> None:
+    """End a pause.
+
+    \b
+    Examples:
+      fluidpd resume --reason "incident 17 is over"
+    """
+    with reaching(context, server, timeout) as api:
+        answer = act(api, "POST", "/resume", {"reason": reason_of(reason)}, dry_run)
+    shown(answer, output, "automation is back", dry_run)
+
+
+def remap(
+    context: typer.Context,
+    worker: WorkerArgument,
+    role: Annotated[RoleName, typer.Argument(help="the role it shall serve")],
+    reason: ReasonOption = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="override guards that may be overridden; needs the admin scope and is audited")
+    ] = False,
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Format.TABLE,
+    timeout: TimeoutOption = 10.0,
+) -> None:
+    """Move a worker to a role by hand: preflight, drain, remap, switch, verify, admit. The guards still judge it.
+
+    \b
+    Examples:
+      fluidpd remap w3 prefill --reason "warm one up before the batch job"
+      fluidpd transitions --worker w3        # follow it
+    """
+    body = {"role": role.value, "reason": reason_of(reason), "force": force}
+    with reaching(context, server, timeout) as api:
+        if dry_run:
+            known = known_worker(api, worker)
+            if known.get("role") == role.value:
+                fail(f"refused by the rule same_role: {worker} already serves {role.value}", Exit.REFUSED)
+        answer = act(api, "POST", f"/workers/{quote(worker, safe='')}/move", body, dry_run)
+    name = answer.get("id") if isinstance(answer, Mapping) else None
+    follow = f"; follow it with `fluidpd transitions --worker {worker}`, stop it with `fluidpd cancel {name}`" if name else ""
+    shown(answer, output, f"{worker} is on its way to {role.value}{follow}", dry_run)
+
+
+def chunk(
+    context: typer.Context,
+    worker: WorkerArgument,
+    reason: ReasonOption = "",
+    ttl: TtlOption = "60s",
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Format.TABLE,
+    timeout: TimeoutOption = 10.0,
+) -> None:
+    """Let a decode worker borrow prompts now: it prefills them in chunks that keep its token gaps inside the SLO.
+
+    \b
+    Examples:
+      fluidpd chunk w5 --ttl 2m --reason "help with the morning queue"
+    """
+    said, seconds = reason_of(reason), parse_span(ttl)
+    with reaching(context, server, timeout) as api:
+        if dry_run:
+            known = known_worker(api, worker)
+            if known.get("role") == "prefill":
+                fail(f"{worker} serves prefill: only a decode worker borrows prompts", Exit.REFUSED)
+        answer = act(api, "POST", f"/workers/{quote(worker, safe='')}/grant", {"reason": said, "ttl_s": seconds}, dry_run)
+    shown(answer, output, f"{worker} may borrow prompts for {span(seconds)}", dry_run)
+
+
+def cancel(
+    context: typer.Context,
+    transition: Annotated[str, typer.Argument(help="id of the move, as `fluidpd transitions --open` shows it", metavar="ID")],
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Format.TABLE,
+    timeout: TimeoutOption = 10.0,
+) -> None:
+    """Stop a move. Before the switch the worker goes home; a switch under way is never interrupted.
+
+    \b
+    Examples:
+      fluidpd cancel 01J9Z --reason "wrong worker"
+    """
+    path = f"/transitions/{quote(transition, safe='')}"
+    with reaching(context, server, timeout) as api:
+        if dry_run:
+            api.get(path)
+        answer = act(api, "POST", f"{path}/cancel", {"reason": reason_of(reason)}, dry_run)
+    shown(answer, output, f"asked {transition} to stop; `fluidpd transitions` shows where it ends", dry_run)
+
+
+# ---------------------------------------------------------------- shared by the commands above
+
+
+def known_worker(api: Api, name: str) -> Mapping[str, Any]:
+    found = api.get(f"/workers/{quote(name, safe='')}")
+    return found if isinstance(found, Mapping) else {}
+
+
+def act(api: Api, method: str, path: str, body: Mapping[str, Any] | None, dry_run: bool) -> Any:
+    """Send it, or say what would have been sent."""
+    if dry_run:
+        return {"dry_run": True, "server": api.server, "method": method, "path": f"{PREFIX}{path}", "body": body}
+    return api.post(path, body or {}) if method == "POST" else api.delete(path, body)
+
+
+def reason_of(text: str) -> str:
+    said = text.strip()
+    if len(said) < 5:
+        raise typer.BadParameter("say why in at least 5 characters: it is kept in the audit", param_hint="--reason")
+    return said
+
+
+def shown(answer: Any, output: Format, sentence: str, dry_run: bool) -> None:
+    """JSON on stdout, or one sentence; what a dry run would have sent is data, too."""
+    if output is Format.JSON:
+        emit_json(answer)
+    elif dry_run:
+        say("dry run: nothing was sent")
+        typer.echo(f"{answer['method']} {answer['path']} {cell(answer['body'])}".rstrip(" -"))
+    else:
+        typer.echo(sentence)

@@ -1,0 +1,169 @@
+"""FluidToken's grants: who may lend now, renewed while the decision names it, taken back when it does not.
+
+Never stores a renewal, and never sends anything once acting is not permitted: a grant dies by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from controller.clock import Clock
+from controller.outbox import NotRecorded, Outbox
+from controller.registry import Registry, Worker
+from fluidpd.command import GrantTerms, PrefillPeer, Receipt, RevokeTerms
+from fluidpd.indices import Indices
+from fluidpd.names import Answer, Role, WorkerState
+from fluidpd.policy.settings import PolicySettings
+from fluidpd.telemetry import Snapshot, WorkerView
+
+log = logging.getLogger(__name__)
+
+ROOMS_PER_PEER = 64
+REFUSED_WAIT_S = 1.0
+REVOKE_TTL_S = 2.0
+
+
+@dataclass(slots=True)
+class _Held:
+    """One worker's running grant."""
+
+    renewed_s: float
+    incarnation: int
+    ids: list[str] = field(default_factory=list)  # newest few, so that a refusal can be told apart from an old one
+
+
+class Grants:
+    """The lenders. `manual` holds what a person granted, until its monotonic end."""
+
+    def __init__(self, registry: Registry, outbox: Outbox, clock: Clock, policy: PolicySettings, tbt_slo_s: float) -> None:
+        self._registry = registry
+        self._outbox = outbox
+        self._clock = clock
+        self._policy = policy
+        self._tbt_slo_s = tbt_slo_s
+        self._held: dict[str, _Held] = {}
+        self._wait_until_s: dict[str, float] = {}
+        self.manual: dict[str, float] = {}
+        self.refused: dict[str, str] = {}
+
+    def lends(self, worker: str) -> bool:
+        return worker in self._held
+
+    @property
+    def lenders(self) -> tuple[str, ...]:
+        return tuple(sorted(self._held))
+
+    def lapse(self) -> None:
+        """Acting is not permitted: stop renewing and say nothing; every grant dies within its TTL."""
+        self._held.clear()
+        self.manual.clear()
+
+    async def renew(
+        self,
+        wanted: tuple[str, ...],
+        snapshot: Snapshot,
+        indices: Indices,
+        durable: bool,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Bring the grants in line with who shall lend. New grants need a record, so none is made while the store is down."""
+        now_s = snapshot.now_s
+        self.manual = {w: until_s for w, until_s in self.manual.items() if now_s < until_s}
+        for worker in [w for w, held in self._held.items() if now_s - held.renewed_s > self._policy.grant_ttl_s]:
+            del self._held[worker]  # it could not be renewed and is dead by now
+        views = {w.name: w for w in snapshot.workers}
+        names = {*wanted, *self.manual}
+        lenders = {n for n in names if n in views and views[n].role is Role.DECODE and views[n].state is WorkerState.SERVING}
+        for worker in [w for w in self._held if w not in lenders]:
+            await self._revoke(worker, durable, "no longer asked to lend")
+            changed()
+        due = [n for n in sorted(lenders) if self._due(views[n], now_s, durable)]
+        if not due:
+            return
+        terms = self._terms(indices, now_s)
+        if terms is None:
+            return
+        await asyncio.gather(*(self._grant(views[worker], terms, now_s, changed) for worker in due))
+
+    def _due(self, w: WorkerView, now_s: float, durable: bool) -> bool:
+        if w.age_s(now_s) > self._policy.grant_max_age_s or now_s < self._wait_until_s.get(w.name, 0.0):
+            return False
+        held = self._held.get(w.name)
+        if held is None or held.incarnation != w.incarnation:
+            return durable
+        return now_s - held.renewed_s >= self._policy.grant_renew_s
+
+    async def _grant(self, w: WorkerView, terms: GrantTerms, now_s: float, changed: Callable[[], None]) -> None:
+        held = self._held.get(w.name)
+        ttl_s = self._policy.grant_ttl_s
+        if held is not None and held.incarnation == w.incarnation:
+            id_ = self._outbox.post(w.name, terms, ttl_s)
+        else:
+            try:
+                id_ = await self._outbox.post_recorded(w.name, terms, ttl_s, keep=False)
+            except NotRecorded as error:
+                log.warning("%s", error)
+                self._wait_until_s[w.name] = now_s + REFUSED_WAIT_S
+                return
+            held = self._held[w.name] = _Held(now_s, w.incarnation)
+            changed()
+        held.renewed_s = now_s
+        if id_ is not None:
+            held.ids = [*held.ids[-3:], id_]
+
+    async def _revoke(self, worker: str, durable: bool, why: str) -> None:
+        del self._held[worker]
+        terms = RevokeTerms(why=why)
+        if durable:
+            try:
+                await self._outbox.post_recorded(worker, terms, REVOKE_TTL_S, keep=False)
+                return
+            except NotRecorded as error:
+                log.warning("%s", error)
+        self._outbox.post(worker, terms, REVOKE_TTL_S)  # taking a permission back is safe without a record
+
+    def answered(self, receipt: Receipt) -> None:
+        """A sidecar that refuses a grant is left alone for a moment."""
+        held = self._held.get(receipt.worker)
+        if held is None or receipt.command_id not in held.ids:
+            return
+        if receipt.answer in (Answer.ACCEPTED, Answer.REPLAY):
+            self.refused.pop(receipt.worker, None)
+        else:
+            self.refused[receipt.worker] = f"{receipt.answer}: {receipt.detail}" if receipt.detail else receipt.answer.value
+            self._wait_until_s[receipt.worker] = self._clock.now() + REFUSED_WAIT_S
+            del self._held[receipt.worker]
+
+    def _terms(self, indices: Indices, now_s: float) -> GrantTerms | None:
+        peers = tuple(p for w in self._registry if w.role is Role.PREFILL and (p := self._peer(w, indices, now_s)) is not None)
+        if not peers:
+            return None
+        return GrantTerms(
+            prefill=peers,
+            max_outstanding_tokens=self._policy.max_outstanding_tokens,
+            tbt_slo_s=self._tbt_slo_s,
+            guard_s=self._policy.guard_s,
+            ttl_s=self._policy.grant_ttl_s,
+            claim_margin=self._policy.claim_margin,
+            progress_floor_s=self._policy.progress_floor_s,
+        )
+
+    def _peer(self, w: Worker, indices: Indices, now_s: float) -> PrefillPeer | None:
+        state = w.view.state if w.view is not None else None
+        if state not in (WorkerState.SERVING, WorkerState.SLOW) or w.age_s(now_s) > self._policy.flip_max_age_s:
+            return None
+        pressure = indices.workers.get(w.name)
+        host = urlsplit(w.url).hostname
+        if pressure is None or w.queue is None or w.bootstrap_port is None or host is None:
+            return None
+        return PrefillPeer(
+            worker=w.name,
+            sidecar_url=w.sidecar_url,
+            bootstrap=f"[{host}]:{w.bootstrap_port}" if ":" in host else f"{host}:{w.bootstrap_port}",
+            backlog_s=pressure.backlog_s,
+            etas_s=dict(pressure.etas_s[:ROOMS_PER_PEER]),
+        )

@@ -1,0 +1,400 @@
+"""The controller: look, derive, decide, remember, act, a hundred times a second; and what a person may ask of it.
+
+Never sits in the request path, and contains no judgement of its own: the core decides, the parts named here carry out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from controller.clock import Clock
+from controller.collector import Collector
+from controller.dispatcher import MEMBERSHIP_EVERY_S, Dispatcher, Permission
+from controller.grants import Grants
+from controller.leadership import Leadership
+from controller.link import Reception
+from controller.moves import Moves
+from controller.operator import Operator
+from controller.outbox import Outbox
+from controller.ports import HubPort, Router, StorePort
+from controller.registry import Registry
+from controller.routing import Routing
+from controller.settings import ControllerSettings
+from controller.ticks import TickStats
+from controller.version import VERSION
+from controller.views import Totals, banner, numbers, targets, thresholds, worker_view
+from fluidpd.command import Fence, orders_for
+from fluidpd.cost import CostModel
+from fluidpd.decision import Decision
+from fluidpd.indices import Indices, derive
+from fluidpd.names import Action, Mode, Reason, Role, UnknownWhy, WorkerState
+from fluidpd.policy.decide import decide
+from fluidpd.policy.memory import Memory
+from fluidpd.policy.settings import targets_of
+from fluidpd.record import AuditRow, PauseRow, PinRow, StatusRow, TransitionRow, decision_row, refusal_as_dict
+from fluidpd.telemetry import Snapshot, Unknown, value_of
+
+log = logging.getLogger(__name__)
+
+REMEMBER_WITHIN_S = 1.0
+REMEMBER_AGAIN_S = 1.0
+INDICES_EVERY_S = 0.25
+STATUS_EVERY_S = 0.5
+HOUSE_EVERY_S = 1.0
+_NOTHING = Unknown(UnknownWhy.MISSING)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One pass: what was seen, what it meant, what was decided."""
+
+    snapshot: Snapshot
+    indices: Indices
+    decision: Decision
+
+
+class Controller:
+    """One per fleet. `reception` is where sidecars connect (controller.link)."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        store: StorePort,
+        router: Router | None,
+        cost: CostModel,
+        clock: Clock,
+        hub: HubPort,
+    ) -> None:
+        policy = settings.policy
+        self._settings = settings
+        self._policy = policy
+        self._store = store
+        self.clock = clock
+        self._hub = hub
+        self.targets = targets_of(settings.slo, policy, cost)
+        self.leadership = Leadership(store, clock)
+        self.registry = Registry(clock, policy)
+        self.collector = Collector(self.registry, store, clock, settings.mode)
+        self._outbox = Outbox(self.registry, store, clock, self._may_act)
+        self._routing = Routing(router, clock, self._may_act)
+        self.moves = Moves(self.registry, self._outbox, self._routing, store, clock, policy, hub)
+        self._grants = Grants(self.registry, self._outbox, clock, policy, settings.slo.tbt_s)
+        self.dispatcher = Dispatcher(self.registry, self._outbox, self._grants, self.moves, self._routing, clock, policy)
+        self.reception = Reception(
+            self.registry,
+            self.collector,
+            self.dispatcher,
+            self.leadership,
+            clock,
+            settings.mode,
+            settings.security.fleet_secret_file,
+        )
+        self._operator = Operator(self, store, policy)
+        self.memory = Memory(started_s=clock.now())
+        self._started_wall_s = clock.wall()
+        self._last = Tick(
+            Snapshot(clock.now(), ()),
+            Indices(_NOTHING, _NOTHING, _NOTHING, _NOTHING),
+            Decision(clock.now(), Action.HOLD, Reason.NO_WORKERS),
+        )
+        self._remembered: tuple[object, ...] | None = None
+        self._remember_from_s = 0.0
+        self._due: dict[str, float] = {}
+        self._totals = Totals()
+        self._stats = TickStats()
+        self._written: dict[str, tuple[object, ...]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._membership_wanted = asyncio.Event()
+
+    # ------------------------------------------------------------ the loop
+
+    async def start(self) -> None:
+        """Take the leadership, take over what was left open, and begin. Raises what the store raises."""
+        await self.leadership.take()
+        self._outbox.epoch = self.leadership.epoch
+        await self._take_over()
+        self.memory = Memory(started_s=self.clock.now())
+        for run in (self._tick_for_ever, self._keep_house_for_ever, self._watch_router_for_ever):
+            self._tasks.append(asyncio.ensure_future(run()))
+
+    async def stop(self) -> None:
+        """Stop deciding. Open moves stay on record; sidecars finish or undo what they hold."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        await self.dispatcher.close()
+        await self._outbox.close()
+
+    async def tick(self) -> Tick:
+        now_s = self.clock.now()
+        await self.dispatcher.settle(now_s)  # what a crash or a timeout left behind
+        began_s = self.clock.now()
+        snapshot = self.collector.snapshot(began_s, self.moves.open_moves())
+        indices = derive(snapshot, self.targets, self._last.indices)
+        decision, self.memory = decide(snapshot, indices, self.memory, self._policy, began_s, self.targets)
+        judged_s = self.clock.now() - began_s
+        permission = self.permission(began_s)
+        orders = orders_for(decision, Fence(self.leadership.epoch, self.registry.incarnations()), permission.act)
+        self._last = Tick(snapshot, indices, decision)
+        is_on_disk = await self._remember(decision)  # if not, nothing new begins
+        await self.dispatcher.send(orders, decision, snapshot, indices, permission.only_if(is_on_disk))
+        self._show(began_s)
+        self._stats.add(judged_s, self.clock.now() - now_s, self.clock.wall())
+        return self._last
+
+    async def _tick_for_ever(self) -> None:
+        """One tick after another, never two at once. A tick that fails is logged and counted; the next one tries again."""
+        next_s = self.clock.now()
+        while True:
+            try:
+                await self.tick()
+            except Exception:
+                self._stats.failed += 1
+                log.exception("a tick failed; nothing more is done until the next")
+            next_s += self._policy.tick_s
+            now_s = self.clock.now()
+            self._stats.late(now_s - next_s, self._policy.tick_s)
+            next_s = max(next_s, now_s)  # ticks that were missed are not made up for
+            await self.clock.sleep(next_s - now_s)
+
+    def permission(self, now_s: float) -> Permission:
+        pause = self.collector.pause(now_s)
+        if self._settings.mode is Mode.ADVISORY:
+            return Permission(False, self._store.healthy, "advisory mode")
+        if pause is not None:
+            return Permission(False, self._store.healthy, f"paused by {pause.actor}: {pause.reason}")
+        if not self.leadership.permitted(now_s):
+            return Permission(False, self._store.healthy, self.leadership.trouble or "leadership has lapsed")
+        return Permission(True, self._store.healthy, "" if self._store.healthy else self._store.trouble)
+
+    def _may_act(self) -> bool:
+        """Whether anything at all may leave this process: a pause lets open moves finish, these two let nothing."""
+        return self._settings.mode is Mode.ACTIVE and self.leadership.permitted(self.clock.now())
+
+    async def _remember(self, decision: Decision) -> bool:
+        """Store a decision that changed; True when what stands is on disk."""
+        if decision.identity == self._remembered:
+            return True
+        if decision.at_s < self._remember_from_s:
+            return False
+        row = decision_row(decision, self.clock.wall(), self.leadership.epoch)
+        self._hub.publish("decision", asdict(row))
+        try:
+            async with asyncio.timeout(REMEMBER_WITHIN_S):
+                await self._store.remember_decision(row)
+        except Exception as error:
+            log.warning("a decision was not recorded, so it moves nobody: %s", str(error) or "the database is too slow")
+            self._remember_from_s = self.clock.now() + REMEMBER_AGAIN_S
+            return False
+        self._remembered = decision.identity
+        return True
+
+    # ------------------------------------------------------------ around it
+
+    async def _take_over(self) -> None:
+        """What the last leader left: workers, open moves, pins, the pause."""
+        queries = self._store.queries
+        wall_s = self.clock.wall()
+        for row in await queries.workers():
+            if row.state is not WorkerState.GONE:
+                self.registry.restore(row, await self._quarantined_boot(row.name, row.state))
+        for move in await queries.transitions(open_only=True):
+            self.moves.restore(move)
+        for pin in await queries.pins(wall_s):
+            self.collector.hold_pin(pin)
+        pause = await queries.pause(wall_s)
+        if pause is not None:
+            self.collector.hold_pause(pause)
+
+    async def _quarantined_boot(self, worker: str, state: WorkerState) -> str:
+        """Which start of the engine was put in quarantine: its last move's last row says."""
+        if state is not WorkerState.QUARANTINED:
+            return ""
+        for move in await self._store.queries.transitions(worker=worker, limit=1):
+            if move.phases:
+                return str(move.phases[-1].numbers.get("engine_boot", ""))
+        return ""
+
+    async def _every(self, period_s: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], what: str) -> None:
+        while True:
+            try:
+                await work()
+            except Exception:
+                log.exception("%s failed; tried again in a moment", what)
+            await period_s()
+
+    async def _keep_house_for_ever(self) -> None:
+        await self._every(lambda: self.clock.sleep(HOUSE_EVERY_S), self.keep_house, "keeping house")
+
+    async def _watch_router_for_ever(self) -> None:
+        async def pause() -> None:
+            sleeping = asyncio.ensure_future(self.clock.sleep(MEMBERSHIP_EVERY_S))
+            woken = asyncio.ensure_future(self._membership_wanted.wait())
+            try:
+                await asyncio.wait({sleeping, woken}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                sleeping.cancel()
+                woken.cancel()
+            self._membership_wanted.clear()
+
+        async def look() -> None:
+            await self.dispatcher.check_membership(self.permission(self.clock.now()))
+
+        await self._every(pause, look, "checking the router")
+
+    async def keep_house(self) -> None:
+        """Once a second: leadership, what changed about workers, the status row."""
+        now_s = self.clock.now()
+        if self.leadership.overdue(now_s):
+            await self.renew_leadership()
+        self.registry.forget_silent(now_s)
+        self._totals.add(self.registry)
+        if self.registry.changes:
+            self._membership_wanted.set()
+        try:
+            await self._write_down(now_s)
+        except Exception as error:  # the store says in `trouble` what to do; what was not written is tried again
+            log.warning("not everything was written down: %s", error)
+
+    async def _write_down(self, now_s: float) -> None:
+        if self.moves.must_reload and self._store.healthy:
+            for move in await self._store.queries.transitions(open_only=True):
+                self.moves.restore(move)
+            self.moves.must_reload = False
+        while self.registry.changes:
+            change = self.registry.changes[0]
+            row = AuditRow(0, self.clock.wall(), "fluidpd", "fluidpd", change.what, change.worker, "done", change.detail)
+            await self._store.audit(row)
+            self.registry.changes.pop(0)
+            log.info("%s: %s (%s)", change.worker, change.what, change.detail)
+            self._hub.publish("audit", asdict(row))
+        for w in self.registry.everyone():
+            now_row = self.registry.row(w, now_s)
+            key = (now_row.role, now_row.state, w.incarnation, w.flippable, w.not_flippable_why, int(w.seen_wall_s) // 10)
+            if self._written.get(w.name) != key:
+                await self._store.upsert_worker(now_row)
+                self._written[w.name] = key
+        await self._store.write_status(self.status())
+
+    async def renew_leadership(self) -> None:
+        await self.leadership.renew()
+
+    def _show(self, now_s: float) -> None:
+        """History and the live stream. Nothing here waits."""
+        tick = self._last
+        self.collector.remember(tick.snapshot, tick.indices, self._grants.lends)
+        if self._is_due("indices", INDICES_EVERY_S, now_s):
+            i = tick.indices
+            values = {name: value_of(getattr(i, name)) for name in ("ppi", "dpi", "ppi_seed", "dpi_seed")}
+            self._hub.publish("indices", {"wall_s": self.clock.wall(), **values, "hopeless": i.hopeless})
+        if self._is_due("status", STATUS_EVERY_S, now_s):
+            self._hub.publish("status", asdict(self.status()))
+            self._hub.publish("workers", {"wall_s": self.clock.wall(), "workers": list(self.worker_views())})
+
+    def _is_due(self, what: str, every_s: float, now_s: float) -> bool:
+        if now_s < self._due.get(what, 0.0):
+            return False
+        self._due[what] = now_s + every_s
+        return True
+
+    # ------------------------------------------------------------ what is shown
+
+    def tick_stats(self) -> dict[str, float | int | None]:
+        return self._stats.summary()
+
+    def latest(self) -> Tick:
+        return self._last
+
+    def status(self) -> StatusRow:
+        now_s, tick = self.clock.now(), self._last
+        d, i = tick.decision, tick.indices
+        quarantined = tuple(w.name for w in self.registry if w.quarantined)
+        leading = self.leadership.permitted(now_s)
+        return StatusRow(
+            wall_s=self.clock.wall(),
+            started_wall_s=self._started_wall_s,
+            version=VERSION,
+            epoch=self.leadership.epoch,
+            leading=leading,
+            mode=self._settings.mode.value,
+            action=d.action.value,
+            reason=d.reason.value,
+            numbers=numbers(d.numbers),
+            refusals=tuple(refusal_as_dict(r) for r in d.refusals),
+            lenders=self._grants.lenders if self.permission(now_s).act else d.lenders,
+            ppi=value_of(i.ppi),
+            dpi=value_of(i.dpi),
+            thresholds=thresholds(self._policy),
+            targets=targets(self._settings.slo, self._policy),
+            engines=tuple(sorted({w.hello.engine for w in self.registry if w.hello is not None})),
+            requests_total=self._totals.of("requests_total"),
+            requests_good=self._totals.of("requests_good_total"),
+            banner=banner(
+                "" if leading else self.leadership.trouble or "leadership has lapsed: nothing is started",
+                "" if self._store.healthy else self._store.trouble,
+                self._routing.trouble,
+                quarantined=quarantined,
+            ),
+        )
+
+    def worker_views(self) -> tuple[dict[str, Any], ...]:
+        now_s = self.clock.now()
+        listed = {url.rstrip("/"): m for url, m in (self._routing.members or {}).items()}
+        views = []
+        for w in sorted(self.registry, key=lambda w: w.name):
+            entry = listed.get(w.url.rstrip("/"))
+            routed_as = None
+            if self._routing.members is not None:
+                routed_as = "absent" if entry is None else (entry.role.value if entry.role else "other")
+            views.append(
+                worker_view(
+                    w,
+                    self.registry.state(w, now_s),
+                    now_s,
+                    self._last.indices,
+                    self.moves.of_worker(w.name),
+                    lending=self._grants.lends(w.name),
+                    grant_refused=self._grants.refused.get(w.name, ""),
+                    routed_as=routed_as,
+                )
+            )
+        return tuple(views)
+
+    # ------------------------------------------------------------ what a person may ask
+
+    @property
+    def grants(self) -> Grants:
+        return self._grants
+
+    async def request_move(self, worker: str, role: Role, reason: str, actor: str, force: bool) -> TransitionRow:
+        return await self._operator.move(worker, role, reason, actor, force)
+
+    async def cancel_move(self, id: str, reason: str, actor: str) -> TransitionRow:
+        return await self._operator.cancel(id, reason, actor)
+
+    async def request_grant(self, worker: str, ttl_s: float, reason: str, actor: str) -> dict[str, Any]:
+        return self._operator.grant(worker, ttl_s, reason, actor)
+
+    async def set_pin(
+        self, worker: str, role: Role, ttl_s: float, reason: str, actor: str, expected_version: int | None = None
+    ) -> PinRow:
+        return await self._operator.pin(worker, role, ttl_s, reason, actor, expected_version)
+
+    async def drop_pin(self, worker: str, actor: str, reason: str) -> PinRow | None:
+        return await self._operator.unpin(worker, actor)
+
+    async def set_pause(self, reason: str, ttl_s: float, actor: str) -> PauseRow:
+        return await self._operator.pause(reason, ttl_s, actor)
+
+    async def resume(self, actor: str, reason: str) -> PauseRow | None:
+        return await self._operator.resume(actor)
+
+    async def deregister(self, worker: str) -> bool:
+        """A worker leaves for good: out of the router, out of every sum; what it still sends is dropped."""
+        self._membership_wanted.set()
+        return self.registry.deregister(worker)

@@ -1,0 +1,102 @@
+"""What the control side needs from its neighbours: the store, the router, the event hub, one connection to a sidecar.
+
+Never implements any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fluidpd.names import Answer, Role
+from fluidpd.record import (
+    AuditRow,
+    CommandRow,
+    DecisionRow,
+    IndexSecond,
+    PauseRow,
+    PhaseRow,
+    PinRow,
+    StatusRow,
+    TransitionRow,
+    WorkerRow,
+    WorkerSecond,
+)
+from fluidpd.transition import Move
+
+
+class QueriesPort(Protocol):
+    """What is read back at start."""
+
+    async def transitions(
+        self, *, limit: int = 50, worker: str | None = None, open_only: bool = False
+    ) -> tuple[TransitionRow, ...]: ...
+    async def pins(self, now_wall_s: float) -> tuple[PinRow, ...]: ...
+    async def pause(self, now_wall_s: float) -> PauseRow | None: ...
+    async def workers(self) -> tuple[WorkerRow, ...]: ...
+
+
+class StorePort(Protocol):
+    """Durable memory. Awaited calls return once the row is on disk, or raise."""
+
+    healthy: bool
+    trouble: str
+
+    @property
+    def queries(self) -> QueriesPort: ...
+
+    async def remember_decision(self, row: DecisionRow) -> int: ...
+    async def open_transition(self, row: TransitionRow) -> None: ...
+    async def record_phase(self, row: PhaseRow, move: Move, ended_wall_s: float | None = None) -> bool: ...
+    async def record_command(self, row: CommandRow) -> None: ...
+    async def record_answer(self, command_id: str, answer: Answer, detail: str, wall_s: float) -> None: ...
+    async def upsert_worker(self, row: WorkerRow) -> None: ...
+    async def set_pin(self, row: PinRow, expected_version: int | None = None) -> PinRow: ...
+    async def drop_pin(self, worker: str, actor: str = "") -> PinRow | None: ...
+    async def set_pause(self, row: PauseRow, expected_version: int | None = None) -> PauseRow: ...
+    async def drop_pause(self, actor: str = "") -> PauseRow | None: ...
+    async def audit(self, row: AuditRow) -> int: ...
+    async def write_status(self, row: StatusRow) -> None: ...
+    def buffer_seconds(self, index_rows: Iterable[IndexSecond], worker_rows: Iterable[WorkerSecond]) -> None: ...
+    async def take_leadership(self, holder: str, ttl_s: float) -> int: ...
+    async def renew_leadership(self, holder: str, epoch: int, ttl_s: float) -> bool: ...
+
+
+class HubPort(Protocol):
+    """Live events for whoever listens. Never blocks, never raises."""
+
+    def publish(self, event: str, data: Mapping[str, Any]) -> None: ...
+
+
+class Connection(Protocol):
+    """One open connection to a sidecar."""
+
+    def send(self, text: str) -> bool:
+        """Queue a message; False if the connection is gone or will not take more."""
+        ...
+
+    def close(self, why: str) -> None: ...
+
+
+class RouterTrouble(Exception):
+    """The router did not do what it was asked; the sentence says what was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One entry of the router."""
+
+    url: str
+    role: Role | None  # None: neither prefill nor decode
+    healthy: bool
+
+
+class Router(Protocol):
+    """The request path's membership. Idempotent: asking twice changes nothing."""
+
+    async def members(self) -> Mapping[str, Member]: ...
+
+    async def ensure(self, worker_url: str, role: Role | None, bootstrap_port: int | None = None) -> None:
+        """Return once the worker is there in `role` and healthy, or (None) is there no more. Raises RouterTrouble."""
+        ...

@@ -1,0 +1,106 @@
+"""POST and DELETE: what a person may ask for. Each request, done or refused, leaves one audit row.
+
+Never decides: the controller's guards do, and their rule is in the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Query
+from fastapi.responses import JSONResponse
+
+from controller.refusals import GuardRefused
+from controller.routes import problems
+from controller.routes.access import Actor, needs
+from controller.routes.bodies import GrantBody, MoveBody, PauseBody, PinBody, ReasonBody, ReasonText, reply, to_json
+from controller.routes.ports import ControllerPort
+from controller.store.engine import StoreUnavailable
+from controller.store.writes import Store
+from controller.stream import Hub
+from fluidpd.record import AuditRow
+
+_log = logging.getLogger(__name__)
+Operator = Annotated[Actor, Depends(needs("operate"))]
+
+
+def acts(controller: ControllerPort, store: Store, hub: Hub) -> APIRouter:
+    router = APIRouter(tags=["acts"])
+
+    async def audited(actor: Actor, verb: str, subject: str, reason: str, work: Awaitable[Any], detail: str = "") -> Any:
+        outcome = "refused"
+        try:
+            done = await work
+            outcome = "done"
+            return done
+        except Exception as error:
+            known = problems.of(error)
+            rule = f"{error.refusal.rule.value}: " if isinstance(error, GuardRefused) else ""
+            detail = rule + (known.detail if known else type(error).__name__)
+            outcome = "refused" if known else "failed"
+            raise
+        finally:
+            await note(AuditRow(0, time.time(), actor.name, actor.source, verb, subject, outcome, detail, reason))
+
+    async def note(row: AuditRow) -> None:
+        try:
+            await store.audit(row)
+        except StoreUnavailable as error:  # the answer stands; the log keeps what the table could not
+            _log.error("audit row lost (%s): %s", error, row)
+        hub.publish("audit", to_json(row))
+
+    @router.post("/workers/{name}/pin")
+    async def pin(name: str, body: PinBody, actor: Operator) -> JSONResponse:
+        """Hold a worker in a role, above all automation, until the time is up."""
+        work = controller.set_pin(name, body.role, body.ttl_s, body.reason, actor.name, body.expected_version)
+        return reply(await audited(actor, "pin", name, body.reason, work, f"as {body.role.value} for {body.ttl_s:g} s"))
+
+    @router.delete("/workers/{name}/pin")
+    async def unpin(
+        name: str,
+        actor: Operator,
+        reason: Annotated[ReasonText | None, Query()] = None,
+        body: Annotated[ReasonBody | None, Body()] = None,
+    ) -> JSONResponse:
+        said = body.reason if body is not None else reason or ""
+        dropped = await audited(actor, "unpin", name, said, controller.drop_pin(name, actor.name, said))
+        return reply({"worker": name, "dropped": dropped})
+
+    @router.post("/pause")
+    async def pause(body: PauseBody, actor: Operator) -> JSONResponse:
+        """Stop all automation. Open moves finish; nothing new starts."""
+        work = controller.set_pause(body.reason, body.ttl_s, actor.name)
+        return reply(await audited(actor, "pause", "automation", body.reason, work, f"for {body.ttl_s:g} s"))
+
+    @router.post("/resume")
+    async def resume(body: ReasonBody, actor: Operator) -> JSONResponse:
+        dropped = await audited(actor, "resume", "automation", body.reason, controller.resume(actor.name, body.reason))
+        return reply({"paused": False, "dropped": dropped})
+
+    @router.post("/workers/{name}/move", status_code=202)
+    async def move(name: str, body: MoveBody, actor: Operator) -> JSONResponse:
+        """Start a role move by hand. The same guards judge it; the answer is the open move."""
+
+        async def allowed() -> Any:
+            if body.force and "admin" not in actor.may:
+                raise problems.Problem(403, f"The token {actor.name!r} lacks the scope 'admin', which force needs.")
+            return await controller.request_move(name, body.role, body.reason, actor.name, body.force)
+
+        said = f"to {body.role.value}" + (", forced" if body.force else "")
+        return reply(await audited(actor, "move", name, body.reason, allowed(), said), 202)
+
+    @router.post("/workers/{name}/grant", status_code=202)
+    async def grant(name: str, body: GrantBody, actor: Operator) -> JSONResponse:
+        """Let a decode worker borrow prompts for a while, whatever the policy thinks."""
+        work = controller.request_grant(name, body.ttl_s, body.reason, actor.name)
+        return reply(await audited(actor, "grant", name, body.reason, work, f"for {body.ttl_s:g} s"), 202)
+
+    @router.post("/transitions/{id}/cancel", status_code=202)
+    async def cancel(id: str, body: ReasonBody, actor: Operator) -> JSONResponse:
+        """Turn an open move back. From the switch on it is too late; the answer says where the move stands."""
+        return reply(await audited(actor, "cancel", id, body.reason, controller.cancel_move(id, body.reason, actor.name)), 202)
+
+    return router

@@ -1,0 +1,180 @@
+"""Everything the controller needs to be told, with documented defaults. Frozen; checked once, as a whole.
+
+Never reads the environment by itself: `load_settings` is given it. Thresholds are fluidpd.policy's, targets fluidpd.slo's.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from controller.settings_source import ConfigError, build
+from fluidpd.names import Mode
+from fluidpd.policy.settings import PolicySettings
+from fluidpd.record import Scope
+from fluidpd.slo import SloTargets
+
+__all__ = ["ConfigError", "ControllerSettings", "load_settings", "redacted", "schema"]
+
+_NAME = r"^[a-zA-Z0-9]([-a-zA-Z0-9_.]*[a-zA-Z0-9])?$"
+
+
+class _Section(BaseModel):
+    """Strict: "10" and yes are no numbers, an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ServerSettings(_Section):
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=253, description="beyond loopback, tokens are required")
+    port: int = Field(default=8070, ge=0, le=65535, description="0 takes a free one")
+    allowed_hosts: tuple[str, ...] = Field(default=(), description="further names in the Host header, for a proxy in front")
+    stop_after_s: float = Field(default=10.0, gt=0, le=300, description="a stop that takes longer is forced")
+
+
+class DatabaseSettings(_Section):
+    url: str = Field(
+        default="sqlite+aiosqlite:///var/fluidpd.db",
+        min_length=1,
+        description="sqlite+aiosqlite:///PATH or postgresql+asyncpg://...",
+    )
+    buffer_rows: int = Field(default=50_000, ge=100, le=5_000_000, description="per-second rows kept while the database is away")
+
+    @field_validator("url")
+    @classmethod
+    def _known(cls, url: str) -> str:
+        if not re.match(r"^(sqlite(\+aiosqlite)?|postgres(ql)?(\+asyncpg)?)://", url):
+            raise ValueError("write sqlite+aiosqlite:///PATH or postgresql+asyncpg://USER@HOST/NAME")
+        if re.match(r"^sqlite[^:]*://(/?|/:memory:)$", url):
+            raise ValueError("a memory database forgets everything and cannot be shared; write sqlite+aiosqlite:///PATH")
+        return url
+
+
+class RouterSettings(_Section):
+    url: str | None = Field(
+        default=None, pattern=r"^https?://\S+$", description="of sglang-router; none: membership is left alone"
+    )
+    health_wait_s: float = Field(default=10.0, gt=0, le=600, description="for a worker added to the router")
+
+
+class IdentitySettings(_Section):
+    """Whose fleet this is. Every row carries these three."""
+
+    cluster: str = Field(default="default", min_length=1, max_length=63, pattern=_NAME)
+    model: str = Field(default="default", min_length=1, max_length=63, pattern=_NAME)
+    pool: str = Field(default="default", min_length=1, max_length=63, pattern=_NAME)
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.cluster, self.model, self.pool)
+
+
+class CostSettings(_Section):
+    table: str = Field(
+        default="h100_sxm|sglang|70B|w=fp8|kv=fp8|tp=2", min_length=1, description="key of a cost model in the table file"
+    )
+    file: str | None = Field(default=None, description="a cost table of your own; none: the one that comes with FluidPD")
+
+
+class SecuritySettings(_Section):
+    tokens_file: str | None = Field(
+        default=None, min_length=1, description="JSON list of {name, sha256, scopes}; scopes: read, operate, admin, metrics"
+    )
+    fleet_secret_file: str | None = Field(default=None, min_length=1, description="one secret that sidecars and controller share")
+
+
+class RetentionSettings(_Section):
+    """Days that rows are kept. Roll-ups outlive what they were made of."""
+
+    seconds_days: float = Field(default=2.0, gt=0, le=3650)
+    minutes_days: float = Field(default=14.0, gt=0, le=3650)
+    five_minutes_days: float = Field(default=60.0, gt=0, le=3650)
+    hours_days: float = Field(default=400.0, gt=0, le=3650)
+    records_days: float = Field(default=400.0, gt=0, le=3650, description="decisions, commands, ended moves, audit")
+
+    @property
+    def days(self) -> dict[str, float]:
+        return {
+            "seconds": self.seconds_days,
+            "minutes": self.minutes_days,
+            "five_minutes": self.five_minutes_days,
+            "hours": self.hours_days,
+            "records": self.records_days,
+        }
+
+
+class ControllerSettings(_Section):
+    mode: Mode = Field(default=Mode.ACTIVE, description="advisory decides and records, and sends nothing")
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    database: DatabaseSettings = Field(default_factory=DatabaseSettings)
+    router: RouterSettings = Field(default_factory=RouterSettings)
+    identity: IdentitySettings = Field(default_factory=IdentitySettings)
+    slo: SloTargets = Field(default_factory=SloTargets)
+    policy: PolicySettings = Field(default_factory=PolicySettings)
+    cost: CostSettings = Field(default_factory=CostSettings)
+    security: SecuritySettings = Field(default_factory=SecuritySettings)
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.server.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.server.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+
+def load_settings(
+    path: Path | str | None = None, env: Mapping[str, str] | None = None, overrides: Mapping[str, object] | None = None
+) -> ControllerSettings:
+    """Settings by precedence: overrides (flags), then `env`, then the file, then defaults.
+
+    Raises ConfigError naming the source, the field, the line where there is one, and what is allowed.
+    """
+    settings = build(ControllerSettings, Path(path) if path is not None else None, env or {}, overrides or {})
+    if not settings.is_loopback and settings.security.tokens_file is None:
+        raise ConfigError(
+            f"server.host is {settings.server.host}, which other machines can reach, and security.tokens_file is not set: "
+            "anyone could move workers. Listen on 127.0.0.1, or set security.tokens_file (docs/configuration.md shows how)."
+        )
+    if settings.policy.guard_s >= settings.slo.tbt_s:
+        raise ConfigError(
+            f"policy.guard_s ({settings.policy.guard_s}) must be below slo.tbt_s ({settings.slo.tbt_s}): a step needs time too"
+        )
+    _readable(settings.security.tokens_file, "security.tokens_file")
+    _readable(settings.security.fleet_secret_file, "security.fleet_secret_file")
+    return settings
+
+
+def _readable(name: str | None, field: str) -> None:
+    if name is None:
+        return
+    try:
+        content = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{field}: {name} cannot be read ({error}): create it, mode 0600, readable by this user") from error
+    if not content.strip():
+        raise ConfigError(f"{field}: {name} is empty")
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the file, as committed in config/schema.json."""
+    found = ControllerSettings.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": "FluidPD controller"}
+
+
+def redacted(settings: ControllerSettings) -> dict[str, Any]:
+    """The settings as they may be shown: a database password is masked; secrets are only ever named by file."""
+    shown = settings.model_dump(mode="json")
+    shown["database"]["url"] = re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", settings.database.url)
+    shown["database"]["url"] = re.sub(r"(?i)([?&](?:password|sslpassword)=)[^&]*", r"\1***", shown["database"]["url"])
+    if settings.router.url is not None:
+        shown["router"]["url"] = re.sub(r"(?<=://)[^/@]*@", "***@", settings.router.url)
+    return shown

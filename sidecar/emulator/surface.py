@@ -1,0 +1,149 @@
+"""SGLang 0.5.23's HTTP surface in front of an emulated worker, and GET /emulator. One plain ASGI application for each worker.
+
+Never hides what it is: every answer carries x-fluidpd-engine: emulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qs
+
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from sidecar.emulator import readout
+from sidecar.emulator.asgi import ClientGone, Receive, Scope, Send, TooLarge, answer, answer_json, read_body
+from sidecar.emulator.ask import Api, BadAsk, parse_json
+from sidecar.emulator.lateness import Meter
+from sidecar.emulator.metrics import MetricsPage
+from sidecar.emulator.serving import serve_text
+from sidecar.emulator.switch import FAULTS
+from sidecar.emulator.worker import EmulatedWorker
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+_TEXT = {"/generate": Api.GENERATE, "/v1/completions": Api.COMPLETIONS, "/v1/chat/completions": Api.CHAT}
+
+
+class Surface:
+    def __init__(self, worker: EmulatedWorker) -> None:
+        self._worker = worker
+        self._metrics = MetricsPage(worker)
+        reads: dict[str, Callable[[Scope], Any]] = {
+            "/server_info": lambda _: readout.server_info(worker),
+            "/get_server_info": lambda _: readout.server_info(worker),
+            "/model_info": lambda _: readout.model_info(worker),
+            "/get_model_info": lambda _: readout.model_info(worker),
+            "/v1/models": lambda _: readout.models(worker),
+            "/v1/loads": lambda scope: readout.loads(worker, _include(scope)),
+            "/emulator": lambda _: readout.emulator(worker),
+        }
+        self._reads = reads
+        self._handlers: dict[tuple[str, str], Handler] = {
+            ("GET", "/health"): self._health,
+            ("GET", "/health_generate"): self._health_generate,
+            ("GET", "/metrics"): self._page,
+            ("POST", "/pd_role_switch"): self._switch,
+            ("POST", "/abort_request"): self._abort,
+            ("GET", "/flush_cache"): self._flush,
+            ("POST", "/flush_cache"): self._flush,
+            ("POST", "/slow_down"): self._slow_down,
+            ("POST", "/emulator/reset"): self._reset,
+            ("POST", "/emulator/fault"): self._fault,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        method, path = scope["method"], scope["path"]
+        if method == "POST" and path in _TEXT:
+            await serve_text(self._worker, _TEXT[path], scope, receive, send)
+            return
+        try:
+            if method == "GET" and path in self._reads:
+                await answer_json(send, 200, self._reads[path](scope))
+            elif (method, path) in self._handlers:
+                await self._handlers[method, path](scope, receive, send)
+            else:
+                known = path in self._reads or path in _TEXT or any(p == path for _, p in self._handlers)
+                status, detail = (405, "Method Not Allowed") if known else (404, "Not Found")
+                await answer_json(send, status, {"detail": detail})
+        except BadAsk as problem:
+            await answer_json(send, problem.status, {"error": {"message": str(problem)}})
+        except TooLarge as problem:
+            await answer_json(send, 413, {"error": {"message": str(problem)}})
+        except ClientGone:
+            pass  # there is nobody to answer
+
+    # ------------------------------------------------------------ health
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A switch under way is not ill health: the router must be able to register the worker meanwhile.
+        await answer(send, 503 if self._worker.switch.is_unhealthy else 200, b"")
+
+    async def _health_generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, 200 if self._worker.switch.state == "serving" else 503, b"")
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, 200, self._metrics.text(), CONTENT_TYPE_LATEST.encode())
+
+    # ------------------------------------------------------------ orders
+
+    async def _switch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = parse_json(await read_body(receive))
+        role = body.get("new_role", "")
+        if role not in ("prefill", "decode", ""):
+            raise BadAsk(f"new_role must be 'prefill' or 'decode', not {role!r}")
+        for name, kinds in (("decode_cuda_graph_memory_gb", (int, float)), ("prepare_only", (bool,))):
+            value = body.get(name)
+            if value is not None and (not isinstance(value, kinds) or (name.endswith("_gb") and isinstance(value, bool))):
+                raise BadAsk(f"{name} has the wrong type: {value!r}")
+        status, said = await self._worker.switch.ask(body)
+        await answer_json(send, status, said)
+
+    async def _abort(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = parse_json(await read_body(receive))
+        rid, everything = body.get("rid"), bool(body.get("abort_all"))
+        for gen in [g for g in self._worker.open if everything or (rid and g.rid == rid)]:
+            self._worker.abort(gen, "Aborted by AbortReq")
+        await answer(send, 200, b"")
+
+    async def _flush(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # There is no prefix cache here; as on the real one only an idle worker says that it was flushed.
+        if self._worker.engine.model.idle:
+            await answer(send, 200, b"Cache flushed.\n")
+        else:
+            await answer(send, 400, b"Flush cache failed: requests are running or waiting.\n")
+
+    async def _slow_down(self, scope: Scope, receive: Receive, send: Send) -> None:
+        value = parse_json(await read_body(receive)).get("forward_sleep_time")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600):
+            raise BadAsk(f"forward_sleep_time must be null or seconds from 0 to 3600, not {value!r}")
+        self._worker.engine.extra_step_s = float(value or 0.0)
+        await answer_json(send, 200, None)
+
+    # ------------------------------------------------------------ the emulator's own
+
+    async def _reset(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._worker.engine.meter = Meter(
+            decode_moments=self._worker.engine.meter.decode_moments,
+            prefill_busy_us=self._worker.engine.meter.prefill_busy_us,
+            prefill_uncached_tokens=self._worker.engine.meter.prefill_uncached_tokens,
+            prefill_steps=self._worker.engine.meter.prefill_steps,
+        )
+        self._worker.engine.model.chunk_sizes.clear()
+        await answer_json(send, 200, {"reset": True})
+
+    async def _fault(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._worker.settings.faults_allowed:
+            raise BadAsk("faults are off: start the emulator with faults_allowed", 403)
+        body = parse_json(await read_body(receive))
+        what, times = body.get("what"), body.get("times", 1)
+        if what not in FAULTS or not isinstance(times, int) or times < 0:
+            raise BadAsk(f"what must be one of {', '.join(FAULTS)} and times a whole number")
+        self._worker.switch.inject(what, times)
+        await answer_json(send, 200, {"what": what, "times": times})
+
+
+def _include(scope: Scope) -> set[str]:
+    asked = parse_qs(scope["query_string"].decode("latin-1")).get("include", [])
+    return {part for value in asked for part in value.split(",") if part}

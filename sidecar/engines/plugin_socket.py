@@ -1,0 +1,302 @@
+"""The sidecar's end of the plugin protocol: a unix socket (mode 0600) that the plugin inside the engine connects to.
+
+Never decides: it keeps connections, matches replies to orders, and hands every other message to whoever asked for its type.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import socket
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sidecar.ports import PluginGone
+from sidecar.protocol import (
+    CAN_DROP_STALE,
+    CAN_HANDOFF,
+    CAN_HOLD,
+    CAN_REMAP,
+    FROM_PLUGIN,
+    MAX_LINE_BYTES,
+    PLUGIN_PROTOCOL,
+    Message,
+    Order,
+    PluginHello,
+    PluginRefused,
+    PluginWelcome,
+    Reply,
+    line,
+)
+
+log = logging.getLogger(__name__)
+
+_ORDER_NEEDS = {
+    "hold": CAN_HOLD,
+    "open_gate": CAN_HOLD,
+    "drop_held": CAN_HOLD,
+    "remap": CAN_REMAP,
+    "restore_arena": CAN_REMAP,
+    "drop_stale": CAN_DROP_STALE,
+}
+_PARTS = ("all", "scheduler", "http")
+_UNSENT_LIMIT_BYTES = 32 * 1024 * 1024
+_HELLO_WITHIN_S = 5.0
+
+
+class SocketTrouble(Exception):
+    """The socket cannot be served; the text says why and what to do."""
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    hello: PluginHello
+    writer: asyncio.StreamWriter
+
+    def send(self, message: Message) -> bool:
+        transport = self.writer.transport
+        if transport.is_closing():
+            return False
+        if transport.get_write_buffer_size() > _UNSENT_LIMIT_BYTES:
+            log.error("the plugin (%s) stopped reading; its connection is dropped", self.hello.part)
+            transport.abort()
+            return False
+        self.writer.write(line(message))
+        return True
+
+
+class PluginSocket:
+    """Implements the port `Plugin`. At most one connection per part of the plugin: a newer one replaces the older."""
+
+    def __init__(self, path: Path, welcome: Callable[[], PluginWelcome]) -> None:
+        self.path = path
+        self.refused_why = ""  # the last hello that was refused, for a person
+        self.malformed_total = 0
+        self.messages_total: dict[str, int] = {}
+        self._welcome = welcome
+        self._connections: dict[str, _Connection] = {}
+        self._handlers: dict[str, list[Callable[[Any], None]]] = {}
+        self._hello_handlers: list[Callable[[PluginHello], None]] = []
+        self._gone_handlers: list[Callable[[str], None]] = []
+        self._waiting: dict[str, tuple[_Connection, asyncio.Future[Reply]]] = {}
+        self._ids = itertools.count(1)
+        self._salt = os.urandom(4).hex()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------ who listens
+
+    def on(self, type_: str, handler: Callable[[Any], None]) -> None:
+        """Call `handler` with every message of this type. Handlers do not block."""
+        self._handlers.setdefault(type_, []).append(handler)
+
+    def on_hello(self, handler: Callable[[PluginHello], None]) -> None:
+        self._hello_handlers.append(handler)
+
+    def on_gone(self, handler: Callable[[str], None]) -> None:
+        self._gone_handlers.append(handler)
+
+    # ------------------------------------------------------------ the port
+
+    @property
+    def connected(self) -> bool:
+        return self._primary() is not None
+
+    @property
+    def hello(self) -> PluginHello | None:
+        primary = self._primary()
+        return primary.hello if primary else None
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        return tuple(sorted({c for connection in self._connections.values() for c in connection.hello.capabilities}))
+
+    def can(self, capability: str) -> bool:
+        return self._able(capability) is not None
+
+    def tell(self, message: Message, capability: str = "") -> bool:
+        connection = self._able(capability) if capability else self._primary()
+        return connection is not None and connection.send(message)
+
+    async def order(self, what: str, *, timeout_s: float, **fields: Any) -> Reply:
+        needs = _ORDER_NEEDS.get(what)
+        connection = self._able(needs) if needs else (self._able(CAN_HANDOFF) or self._primary())
+        if connection is None:
+            raise PluginGone(f"no plugin that can {needs or what} is connected to {self.path}")
+        id_ = f"o{self._salt}-{next(self._ids)}"
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[id_] = (connection, answer)
+        try:
+            if not connection.send(Order.model_validate({"id": id_, "what": what, **fields})):
+                raise PluginGone("the plugin's connection is closing")
+            return await asyncio.wait_for(answer, timeout_s)
+        finally:
+            self._waiting.pop(id_, None)
+
+    def welcome_again(self) -> None:
+        """Tell every part the current rates: the controller may have asked for others."""
+        for connection in list(self._connections.values()):
+            connection.send(self._welcome())
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Listen. Raises SocketTrouble."""
+        self._server = await asyncio.start_unix_server(self._serve, sock=_bound(self.path), limit=MAX_LINE_BYTES)
+
+    async def stop(self) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._connections.values()):
+            connection.writer.transport.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._server = None
+        self.path.unlink(missing_ok=True)
+
+    def _primary(self) -> _Connection | None:
+        return next((self._connections[part] for part in _PARTS if part in self._connections), None)
+
+    def _able(self, capability: str) -> _Connection | None:
+        found = (self._connections[part] for part in _PARTS if part in self._connections)
+        return next((c for c in found if capability in c.hello.capabilities), None)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        connection: _Connection | None = None
+        try:
+            connection = await self._greet(reader, writer)
+            if connection is not None:
+                await self._read(reader, connection)
+        except (ConnectionError, TimeoutError):
+            pass
+        except asyncio.CancelledError:
+            pass  # stop() ends connections this way; nothing awaits this task
+        finally:
+            self._tasks.discard(task)
+            if connection is not None:
+                self._forget(connection)
+            writer.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Connection | None:
+        raw = await asyncio.wait_for(reader.readline(), _HELLO_WITHIN_S)
+        try:
+            said = json.loads(raw)
+            if isinstance(said, dict) and said.get("protocol") != PLUGIN_PROTOCOL:
+                raise ValueError(
+                    f"plugin protocol {said.get('protocol')!r} is not spoken here: this sidecar speaks {PLUGIN_PROTOCOL}"
+                )
+            hello = PluginHello.model_validate(said)
+        except (ValueError, ValidationError) as error:
+            self.refused_why = f"a plugin's hello was refused: {_first_line(error)}"
+            log.error("%s", self.refused_why)
+            writer.write(line(PluginRefused(why=_first_line(error))))
+            await writer.drain()
+            return None
+        connection = _Connection(hello, writer)
+        older = self._connections.get(hello.part)
+        self._connections[hello.part] = connection
+        if older is not None:
+            log.warning("the plugin's part %s connected again; its older connection is closed", hello.part)
+            older.writer.transport.abort()
+        self.refused_why = ""
+        connection.send(self._welcome())
+        for handler in self._hello_handlers:
+            handler(hello)
+        return connection
+
+    async def _read(self, reader: asyncio.StreamReader, connection: _Connection) -> None:
+        while True:
+            try:
+                raw = await reader.readuntil(b"\n")
+            except asyncio.IncompleteReadError:
+                return
+            except asyncio.LimitOverrunError:
+                self.malformed_total += 1
+                log.error("the plugin sent a line above %d bytes; its connection is dropped", MAX_LINE_BYTES)
+                return
+            try:
+                message = FROM_PLUGIN.validate_json(raw)
+            except ValidationError as error:
+                self.malformed_total += 1
+                log.warning("a plugin message was not understood and is ignored alone: %s", _first_line(error))
+                continue
+            self._deliver(message, connection)
+
+    def _deliver(self, message: Any, connection: _Connection) -> None:
+        self.messages_total[message.type] = self.messages_total.get(message.type, 0) + 1
+        if isinstance(message, Reply):
+            waiting = self._waiting.get(message.id)
+            if waiting is not None and waiting[0] is connection and not waiting[1].done():
+                waiting[1].set_result(message)
+            return
+        for handler in self._handlers.get(message.type, ()):
+            try:
+                handler(message)
+            except Exception:
+                log.exception("a plugin message of type %s could not be handled", message.type)
+
+    def _forget(self, connection: _Connection) -> None:
+        part = connection.hello.part
+        if self._connections.get(part) is connection:
+            del self._connections[part]
+        for holder, answer in list(self._waiting.values()):
+            if holder is connection and not answer.done():
+                answer.set_exception(PluginGone("the plugin's connection ended before it answered"))
+        if part not in self._connections:
+            for handler in self._gone_handlers:
+                handler(part)
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}"
+    return str(error).split("\n", 1)[0]
+
+
+def _bound(path: Path) -> socket.socket:
+    if len(os.fsencode(path)) > 107:
+        raise SocketTrouble(f"plugin_socket {path} is longer than the 107 bytes a unix socket allows: choose a shorter path")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.exists():
+            if not stat.S_ISSOCK(path.stat().st_mode):
+                raise SocketTrouble(f"plugin_socket {path} exists and is not a socket: move it, or choose another path")
+            if _someone_listens(path):
+                raise SocketTrouble(f"plugin_socket {path} is served by another process: stop it, or choose another path")
+            path.unlink()
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            bound.bind(str(path))
+        finally:
+            os.umask(before)
+        bound.setblocking(False)
+        return bound
+    except OSError as error:
+        raise SocketTrouble(
+            f"plugin_socket {path} cannot be served: {error.strerror}; choose a path this user may write"
+        ) from error
+
+
+def _someone_listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+        trial.settimeout(0.2)
+        try:
+            trial.connect(str(path))
+        except OSError:
+            return False
+        return True

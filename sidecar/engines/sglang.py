@@ -1,0 +1,250 @@
+"""SGLang's HTTP surface as the port `Engine`: role read-back, what is left to do, the role switch, and a probe of the new kind.
+
+Never raises to its caller, and never takes HTTP 200 for success: the answer's own words count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from fluidpd.names import Role
+from fluidpd.telemetry import Known
+from sidecar.clock import Clock
+from sidecar.engines.loads import Loads, Unreadable, between, parse_loads
+from sidecar.engines.page import label_disagreement, parse_page, read_page
+from sidecar.ports import EngineFacts, Look, Measured, Probe, SwitchAnswer, SwitchResult, WorkLeft
+
+log = logging.getLogger(__name__)
+
+_LOADS = "/v1/loads?include=core,disagg,queues,memory"
+_BUSY = re.compile(r"\bbusy\b|\bidle\b|in.?flight|running req|pending req|not empty", re.IGNORECASE)
+_LASTING = re.compile(
+    r"backend|not supported|unsupported|not enabled|enable.pd.role.switch|decode_cuda_graph"
+    r"|speculative|pipeline|expert|all.to.all|context parallel",
+    re.IGNORECASE,
+)
+_PAGE_AGE_S = 0.5
+_PROBE_HEADER = {"X-FluidPD-Probe": "1"}
+
+
+def read_switch_answer(status: int, body: Any) -> SwitchResult:
+    """What an answer to POST /pd_role_switch means. A body that is not the engine's leaves only looking."""
+    if status == 404:
+        return SwitchResult(SwitchAnswer.NOT_FLIPPABLE, "the engine has no /pd_role_switch: it needs SGLang 0.5.21 or newer")
+    if status in (401, 403):
+        return SwitchResult(SwitchAnswer.NOT_FLIPPABLE, "the engine wants its admin key: set admin_key_file")
+    if not isinstance(body, dict) or not isinstance(body.get("success"), bool) or status not in (200, 400):
+        return SwitchResult(SwitchAnswer.NO_ANSWER, f"HTTP {status} without the engine's answer")
+    message = str(body.get("message") or "")
+    if body["success"] and status == 200:
+        return SwitchResult(SwitchAnswer.OK, message)
+    if "in progress" in message:
+        return SwitchResult(SwitchAnswer.NO_ANSWER, message)  # somebody's switch is under way: how it ends is seen by looking
+    if body.get("safe_to_restore") is not True:
+        return SwitchResult(SwitchAnswer.BROKE, message or "the engine says that its old role may not be restored")
+    if _LASTING.search(message):
+        hint = "; set decode_cuda_graph_memory_gb" if "decode_cuda_graph" in message else ""
+        return SwitchResult(SwitchAnswer.NOT_FLIPPABLE, message + hint)
+    if _BUSY.search(message):
+        return SwitchResult(SwitchAnswer.BUSY, message)
+    return SwitchResult(SwitchAnswer.REFUSED, message)
+
+
+class SglangEngine:
+    """Implements the port `Engine`. `client` has the engine's address as its base and carries no key of ours by default."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        clock: Clock,
+        *,
+        name: str = "sglang",
+        bootstrap: str = "",
+        admin_key: Callable[[], str | None] = lambda: None,
+        timeout_s: float = 1.0,
+        switch_timeout_s: float = 30.0,
+        graph_memory_gb: float = 0.0,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._name = name
+        self._bootstrap = bootstrap
+        self._admin_key = admin_key
+        self._timeout_s = timeout_s
+        self._switch_timeout_s = switch_timeout_s
+        self._graph_memory_gb = graph_memory_gb
+        self._before: Loads | None = None
+        self._restarts = 0
+        self._page_values: dict[str, Any] = {}
+        self._page_notes: tuple[str, ...] = ()
+        self._page_at_s: float | None = None
+
+    async def facts(self) -> EngineFacts | None:
+        """What /server_info says, or None while it cannot be asked."""
+        try:
+            info = await self._json("/server_info")
+        except Unreadable as error:
+            log.debug("engine facts: %s", error)
+            return None
+        if not isinstance(info, dict):
+            return None
+        why = _why_not_flippable(info, self._name)
+        chunk = info.get("chunked_prefill_size")
+        role = info.get("disaggregation_mode")
+        return EngineFacts(
+            engine=self._name,
+            version=str(info.get("version") or "unknown"),
+            boot=self._boot(info),
+            role=Role(role) if role in (Role.PREFILL, Role.DECODE) else None,
+            flippable=not why,
+            not_flippable_why=why,
+            max_prefill_chunk_tokens=chunk if isinstance(chunk, int) and chunk > 0 else None,
+        )
+
+    async def look(self) -> Look:
+        """Role and health, asked now. The role is the loads' word, and /server_info's where the loads have none."""
+        try:
+            loads = parse_loads(await self._json(_LOADS), self._clock.now())
+        except Unreadable as error:
+            return Look(reachable=False, detail=str(error))
+        role = loads.role
+        try:
+            if role is None:
+                said = (await self._json("/server_info")).get("disaggregation_mode")
+                role = Role(said) if said in (Role.PREFILL, Role.DECODE) else None
+            answer = await self._client.get("/health", timeout=max(2.0, self._timeout_s))
+        except (httpx.HTTPError, Unreadable) as error:
+            return Look(reachable=True, role=role, detail=f"/health: {_text(error)}")
+        return Look(reachable=True, healthy=answer.status_code == 200, role=role, detail=f"/health answered {answer.status_code}")
+
+    async def work_left(self) -> WorkLeft:
+        try:
+            return parse_loads(await self._json(_LOADS), self._clock.now()).work_left()
+        except Unreadable as error:
+            return WorkLeft(readable=False, detail=str(error))
+
+    async def measure(self, with_page: bool) -> Measured | None:
+        """Plugin-free readings, or None where the engine does not answer."""
+        try:
+            loads = parse_loads(await self._json(_LOADS), self._clock.now())
+        except Unreadable as error:
+            log.debug("engine loads: %s", error)
+            return None
+        rates, fell = between(self._before, loads)
+        self._before = loads
+        self._restarts += fell
+        notes = ["a counter fell: the engine restarted"] if fell else []
+        values = {**loads.values(), **rates}
+        if with_page:
+            await self._refresh_page(loads)
+            values = {**self._page_values, **values}
+            notes.extend(self._page_notes)
+        return Measured(loads.role, values, tuple(notes))
+
+    async def prepare_switch(self, role: Role) -> SwitchResult:
+        return await self._post_switch(role, True, min(10.0, self._switch_timeout_s))
+
+    async def switch(self, role: Role) -> SwitchResult:
+        return await self._post_switch(role, False, self._switch_timeout_s)
+
+    async def probe(self, role: Role) -> Probe:
+        """A positive check of the new kind. Prefill on a real engine: every rank is known to its bootstrap server."""
+        if self._name == "emulated":
+            return await self._probe_generate()
+        if role is Role.PREFILL and self._bootstrap:
+            return await self._probe_bootstrap()
+        look = await self.look()
+        return Probe(look.healthy and look.role is role, "health", look.detail)
+
+    async def _probe_generate(self) -> Probe:
+        body = {"text": "probe", "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+        try:
+            answer = await self._client.post("/generate", json=body, headers=_PROBE_HEADER, timeout=max(2.0, self._timeout_s))
+        except httpx.HTTPError as error:
+            return Probe(False, "generate", _text(error))
+        return Probe(answer.status_code == 200, "generate", f"HTTP {answer.status_code}")
+
+    async def _probe_bootstrap(self) -> Probe:
+        everything = {"prefill_dp_rank": -1, "prefill_cp_rank": -1, "target_tp_rank": -1, "target_pp_rank": -1}
+        try:
+            answer = await self._client.get(f"http://{self._bootstrap}/route", params=everything, timeout=self._timeout_s)
+        except httpx.HTTPError as error:
+            return Probe(False, "bootstrap", _text(error))
+        return Probe(answer.status_code == 200, "bootstrap", f"HTTP {answer.status_code} {answer.text[:120]}".strip())
+
+    async def _post_switch(self, role: Role, prepare_only: bool, timeout_s: float) -> SwitchResult:
+        body: dict[str, Any] = {"new_role": role.value, "prepare_only": prepare_only}
+        if role is Role.DECODE:
+            body["decode_cuda_graph_memory_gb"] = self._graph_memory_gb
+        key = self._admin_key()
+        try:
+            answer = await self._client.post(
+                "/pd_role_switch", json=body, headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=timeout_s
+            )
+        except httpx.HTTPError as error:
+            return SwitchResult(SwitchAnswer.NO_ANSWER, _text(error))
+        try:
+            said = answer.json()
+        except ValueError:
+            said = None
+        return read_switch_answer(answer.status_code, said)
+
+    async def _refresh_page(self, loads: Loads) -> None:
+        """Readings that only the page has. They are at most half a second old, and the note says how old."""
+        now_s = self._clock.now()
+        if self._page_at_s is not None and now_s - self._page_at_s < _PAGE_AGE_S:
+            return
+        self._page_at_s = now_s
+        try:
+            answer = await self._client.get("/metrics", timeout=self._timeout_s)
+            page = parse_page(answer.text, answer.status_code)
+        except (httpx.HTTPError, Unreadable) as error:
+            self._page_values, self._page_notes = {}, (f"metrics page: {_text(error)}",)
+            return
+        found = read_page(page, now_s)
+        values = {name: r.value for name, r in found.readings.items() if isinstance(r, Known)}
+        share = values.pop("kv_share", None)
+        if share is not None and loads.kv_capacity_tokens and "kv_used_tokens" not in values:
+            values["kv_used_tokens"] = share * loads.kv_capacity_tokens
+        values.pop("waiting" if loads.role is Role.DECODE else "context_tokens", None)
+        disagreement = label_disagreement(page, loads.role)
+        self._page_values = values
+        self._page_notes = (*(f"{k} from {v}" for k, v in found.matched.items()), *((disagreement,) if disagreement else ()))
+
+    def _boot(self, info: dict[str, Any]) -> str:
+        """SGLang states no boot id. The random seed of its start, and its counters falling, tell one process from the next."""
+        said = str(info.get("boot") or info.get("random_seed"))
+        return hashlib.sha256(f"{said}/{info.get('port')}/{self._restarts}".encode()).hexdigest()[:16]
+
+    async def _json(self, path: str) -> Any:
+        try:
+            answer = await self._client.get(path, timeout=self._timeout_s)
+        except httpx.HTTPError as error:
+            raise Unreadable(f"{path}: {_text(error)}") from error
+        if answer.status_code != 200:
+            raise Unreadable(f"{path} answered HTTP {answer.status_code}")
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise Unreadable(
+                f"{path} answered {'an empty body' if not answer.content else 'something that is not JSON'}"
+            ) from error
+
+
+def _why_not_flippable(info: dict[str, Any], name: str) -> str:
+    if not info.get("enable_pd_role_switch"):
+        return "the engine was started without --enable-pd-role-switch"
+    backend = str(info.get("disaggregation_transfer_backend") or "")
+    if backend and not backend.startswith(("mooncake", "mori")) and name != "emulated":
+        return f"the transfer backend {backend} has no role switch: use mooncake or mori"
+    return ""
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__

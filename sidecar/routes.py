@@ -1,0 +1,107 @@
+"""The sidecar's own HTTP surface: what other sidecars ask of it, and what people and probes may see.
+
+Never acts for a stranger: with a fleet secret the sender proves that it knows it, without one it must be on this machine.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from sidecar.app import Sidecar
+from sidecar.handoff import HandoffStream
+from sidecar.peers import SIDECAR_HEADER, is_same_secret
+from sidecar.protocol import HandoffState, PeerClaim, PeerClaimAnswer, PeerDropStale
+from sidecar.settings import is_loopback
+
+
+def sidecar_of(request: Request) -> Sidecar:
+    found: Sidecar = request.app.state.sidecar
+    return found
+
+
+def peer_of(
+    request: Request,
+    sidecar: Annotated[Sidecar, Depends(sidecar_of)],
+    authorization: Annotated[str | None, Header()] = None,
+) -> Sidecar:
+    """The sidecar, if the request comes from one of its fleet."""
+    secret = sidecar.secret
+    if secret is not None:
+        if not is_same_secret(secret, authorization):
+            raise HTTPException(401, "send the fleet secret: Authorization: Bearer <secret>", {"WWW-Authenticate": "Bearer"})
+    elif request.client is None or not is_loopback(request.client.host):
+        raise HTTPException(
+            403, "no fleet secret is configured here, so only peers on this machine are served: set fleet_secret_file"
+        )
+    sidecar.peers.met(request.headers.get(SIDECAR_HEADER))
+    return sidecar
+
+
+Peer = Annotated[Sidecar, Depends(peer_of)]
+Own = Annotated[Sidecar, Depends(sidecar_of)]
+
+peer = APIRouter(prefix="/peer", tags=["peer"])
+own = APIRouter(tags=["own"])
+
+
+@peer.post("/claim")
+async def claim(body: PeerClaim, sidecar: Peer) -> PeerClaimAnswer:
+    try:
+        return await sidecar.claims.claimed(body)
+    except TimeoutError as error:
+        raise HTTPException(504, "the plugin did not answer in time: ask once more under the same id") from error
+
+
+class _Streamed(Response):
+    """Lets a handler return an ASGI response of its own."""
+
+    def __init__(self, stream: HandoffStream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._stream(scope, receive, send)
+
+
+@peer.post("/handoff", response_class=Response)
+async def handoff(body: HandoffState, sidecar: Peer) -> Response:
+    return _Streamed(HandoffStream(sidecar.adoptions, body))
+
+
+@peer.post("/drop_stale")
+async def drop_stale(body: PeerDropStale, sidecar: Peer) -> dict[str, bool]:
+    if not await sidecar.stale.told(body):
+        raise HTTPException(409, "the plugin here cannot drop what is cached about a bootstrap server, or did not answer")
+    return {"dropped": True}
+
+
+@own.get("/healthz")
+async def healthz(sidecar: Own) -> dict[str, Any]:
+    reasons = sidecar.degraded()
+    return {"status": "degraded" if reasons else "ok", "reasons": reasons}
+
+
+@own.get("/healthz/live")
+async def live() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@own.get("/state")
+async def state(sidecar: Own) -> dict[str, Any]:
+    return sidecar.state()
+
+
+@own.get("/metrics")
+async def metrics(sidecar: Own) -> Response:
+    return Response(generate_latest(sidecar.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def create_app(sidecar: Sidecar) -> FastAPI:
+    app = FastAPI(title="FluidPD sidecar", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.sidecar = sidecar
+    app.include_router(peer)
+    app.include_router(own)
+    return app

@@ -1,0 +1,75 @@
+"""Pins, the pause and the audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from memory_fakes import NOW, a_pause, a_pin, an_audit, open_store
+
+from controller.store.writes import VersionConflict
+from fluidpd.names import Role
+
+
+async def test_each_pin_of_a_worker_gets_a_higher_version_even_after_it_was_dropped(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        assert (await store.set_pin(a_pin())).version == 1
+        assert (await store.set_pin(a_pin(role=Role.PREFILL), 1)).version == 2
+        dropped = await store.drop_pin("w3", "ana")
+        assert dropped is not None and dropped.version == 2
+        assert await store.drop_pin("w3", "ana") is None
+        assert (await store.set_pin(a_pin(), 0)).version == 3
+
+
+async def test_a_pin_on_an_old_version_is_refused_and_shows_what_stands(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        await store.set_pin(a_pin(actor="bo"))
+        for expected in (0, 7):
+            with pytest.raises(VersionConflict, match="version 1 by bo") as refused:
+                await store.set_pin(a_pin(), expected)
+            assert refused.value.current == a_pin(actor="bo")
+        await store.drop_pin("w3")
+        with pytest.raises(VersionConflict, match="none any more"):
+            await store.set_pin(a_pin(), 1)
+        assert store.healthy
+
+
+async def test_a_pin_and_a_pause_stand_until_their_time_and_not_a_moment_longer(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        await store.set_pin(a_pin())
+        await store.set_pause(a_pause())
+        assert await store.queries.pins(NOW + 59.9) == (a_pin(),)
+        assert await store.queries.pause(NOW + 59.9) == a_pause()
+        assert await store.queries.pins(NOW + 60) == ()
+        assert await store.queries.pause(NOW + 60) is None
+
+
+async def test_what_expires_is_dropped_once_and_audited(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        await store.set_pin(a_pin())
+        await store.set_pin(a_pin("w4", expires_wall_s=NOW + 600))
+        await store.set_pause(a_pause())
+        assert await store.expire(NOW + 59) == ()
+        assert await store.expire(NOW + 60) == (a_pin(), a_pause())
+        assert await store.expire(NOW + 61) == ()
+        audit = await store.queries.audit()
+    assert [(a.verb, a.subject, a.outcome, a.wall_s) for a in audit] == [
+        ("pause", "automation", "expired", NOW + 60),
+        ("pin", "w3", "expired", NOW + 60),
+    ]
+
+
+async def test_a_dropped_pause_is_gone_and_can_be_set_again(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        await store.set_pause(a_pause())
+        assert await store.drop_pause() == a_pause()
+        assert await store.queries.pause(NOW) is None
+        assert (await store.set_pause(a_pause(reason="incident 18"))).version == 2
+
+
+async def test_the_audit_is_newest_first(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        for subject in ("w1", "w2", "w3"):
+            await store.audit(an_audit(subject=subject, detail="<script>"))
+        found = await store.queries.audit(2)
+    assert [(a.id, a.subject, a.detail) for a in found] == [(3, "w3", "<script>"), (2, "w2", "<script>")]

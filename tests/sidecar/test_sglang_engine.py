@@ -1,0 +1,169 @@
+"""SGLang's HTTP surface: what its answers mean, and what no answer means."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fluidpd.names import Role
+from sidecar.clock import Clock
+from sidecar.engines.sglang import SglangEngine, read_switch_answer
+from sidecar.ports import SwitchAnswer
+
+FIXTURES = Path(__file__).parent / "fixtures"
+LOADS = json.loads((FIXTURES / "loads_decode.json").read_text())
+INFO = json.loads(gzip.decompress((FIXTURES / "server_info_decode.json.gz").read_bytes()))
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def engine(handler: Handler, **given: Any) -> SglangEngine:
+    client = httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://w1:30000")
+    return SglangEngine(client, Clock(), **given)
+
+
+def stock(request: httpx.Request) -> httpx.Response:
+    match request.url.path:
+        case "/v1/loads":
+            return httpx.Response(200, json=LOADS)
+        case "/server_info":
+            return httpx.Response(200, json=INFO)
+        case "/health":
+            return httpx.Response(200)
+        case "/metrics":
+            return httpx.Response(200, content=gzip.decompress((FIXTURES / "metrics_decode.txt.gz").read_bytes()))
+    return httpx.Response(404)
+
+
+def said(success: bool, message: str, safe: bool) -> dict[str, Any]:
+    return {"success": success, "message": message, "old_role": "decode", "new_role": "prefill", "safe_to_restore": safe}
+
+
+ANSWERS = {
+    "done": (200, said(True, "ok", False), SwitchAnswer.OK),
+    "busy": (400, said(False, "instance is not idle; drain all requests before switching", True), SwitchAnswer.BUSY),
+    "torn": (400, said(False, "role switch failed; instance unhealthy", False), SwitchAnswer.BROKE),
+    "graph memory": (400, said(False, "decode_cuda_graph_memory_gb is required", True), SwitchAnswer.NOT_FLIPPABLE),
+    "backend": (400, said(False, "transfer backend 'nixl' does not support it", True), SwitchAnswer.NOT_FLIPPABLE),
+    "some other no": (400, said(False, "invalid new_role", True), SwitchAnswer.REFUSED),
+    "another switch": (400, said(False, "another role switch is already in progress", False), SwitchAnswer.NO_ANSWER),
+    "200 that is no success": (200, said(False, "odd", True), SwitchAnswer.REFUSED),
+    "200 with an empty body": (200, None, SwitchAnswer.NO_ANSWER),
+    "200 with something else": (200, {"status": "ok"}, SwitchAnswer.NO_ANSWER),
+    "500": (500, said(False, "x", True), SwitchAnswer.NO_ANSWER),
+    "too old": (404, None, SwitchAnswer.NOT_FLIPPABLE),
+    "admin key wanted": (401, None, SwitchAnswer.NOT_FLIPPABLE),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS, ids=str)
+def test_every_answer_to_a_switch_has_one_meaning(case: str) -> None:
+    status, body, meaning = ANSWERS[case]
+    assert read_switch_answer(status, body).answer is meaning
+
+
+async def test_a_switch_to_decode_names_its_graph_memory_and_carries_the_admin_key() -> None:
+    asked: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, json=said(True, "ok", True))
+
+    one = engine(handler, admin_key=lambda: "k3y", graph_memory_gb=2.0)
+    assert (await one.prepare_switch(Role.DECODE)).answer is SwitchAnswer.OK
+    await one.switch(Role.PREFILL)
+    bodies = [json.loads(r.content) for r in asked]
+    assert bodies[0] == {"new_role": "decode", "prepare_only": True, "decode_cuda_graph_memory_gb": 2.0}
+    assert bodies[1] == {"new_role": "prefill", "prepare_only": False} and asked[0].headers["authorization"] == "Bearer k3y"
+
+
+def timeout(request: httpx.Request) -> httpx.Response:
+    raise httpx.ReadTimeout("", request=request)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [timeout, lambda r: httpx.Response(500), lambda r: httpx.Response(200), lambda r: httpx.Response(200, text="<html>")],
+    ids=["timeout", "500", "empty 200", "html 200"],
+)
+async def test_an_engine_that_cannot_be_read_is_not_idle_and_has_no_role(handler: Handler) -> None:
+    one = engine(handler)
+    look, left = await one.look(), await one.work_left()
+    assert not look.reachable and look.role is None and not left.idle
+    assert await one.measure(True) is None and await one.facts() is None
+    assert (await one.switch(Role.PREFILL)).answer is SwitchAnswer.NO_ANSWER
+
+
+async def test_role_health_facts_and_values_come_from_the_engines_own_words() -> None:
+    one = engine(stock)
+    look, facts, measured = await one.look(), await one.facts(), await one.measure(True)
+    assert look.reachable and look.healthy and look.role is Role.DECODE
+    assert facts is not None and facts.flippable and facts.version == "0.5.23" and facts.max_prefill_chunk_tokens == 4096
+    assert measured is not None and measured.role is Role.DECODE
+    assert measured.values["kv_capacity_tokens"] == 8192 and "context_tokens" in measured.values
+    assert "waiting" not in measured.values  # a decode worker has no prefill queue to speak of
+    assert any(note == "context_tokens from sglang:decode_sum_seq_lens" for note in measured.notes)
+
+
+async def test_the_role_falls_back_to_server_info_where_the_loads_have_none() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/loads":
+            bare = {"loads": [{k: v for k, v in LOADS["loads"][0].items() if k != "disaggregation"}]}
+            return httpx.Response(200, json=bare)
+        return stock(request)
+
+    one = engine(handler)
+    assert (await one.look()).role is Role.DECODE and not (await one.work_left()).idle
+
+
+async def test_an_engine_started_without_the_switch_is_not_flippable_and_says_what_to_do() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=INFO | {"enable_pd_role_switch": False})
+
+    facts = await engine(handler).facts()
+    assert facts is not None and not facts.flippable and "--enable-pd-role-switch" in facts.not_flippable_why
+
+
+async def test_a_prefill_worker_is_probed_at_its_bootstrap_server() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/route":
+            assert request.url.host == "w1" and request.url.port == 41000
+            return httpx.Response(503, text="not fully registered yet (0 workers)")
+        return stock(request)
+
+    probe = await engine(handler, bootstrap="w1:41000").probe(Role.PREFILL)
+    assert not probe.ok and probe.name == "bootstrap" and "0 workers" in probe.detail
+
+
+async def test_an_emulated_worker_is_probed_with_one_token() -> None:
+    asked: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, json={})
+
+    probe = await engine(handler, name="emulated").probe(Role.DECODE)
+    assert (
+        probe.ok
+        and asked[0].headers["x-fluidpd-probe"] == "1"
+        and json.loads(asked[0].content)["sampling_params"]["max_new_tokens"] == 1
+    )
+
+
+async def test_a_restart_of_the_engine_changes_its_boot() -> None:
+    seed = {"seed": 1}
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=INFO | {"random_seed": seed["seed"]})
+
+    one = engine(handler)
+    first, again = await one.facts(), await one.facts()
+    seed["seed"] = 2
+    second = await one.facts()
+    assert first is not None and again is not None and second is not None
+    assert first.boot == again.boot != second.boot
