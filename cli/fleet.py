@@ -130,7 +130,10 @@ class Child:
 def _child_setup(niceness: int) -> Callable[[], None]:
     def setup() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.nice(niceness)  # the engines' clock comes first; what only watches may wait
+        try:
+            os.nice(niceness)  # the engines' clock comes first; what only watches may wait
+        except PermissionError:
+            pass  # only root may go below 0
 
     return setup
 
@@ -250,7 +253,7 @@ class Fleet:
             number = i // size + 1
             path = self.folder / "etc" / f"emulator-{number}.json"
             path.write_text(json.dumps(self._emulator_config(self.workers[i : i + size], number)))
-            self._launch(f"emulator-{number}", self._fluidpd("emulate", "--spec", str(path)), niceness=0)
+            self._launch(f"emulator-{number}", self._fluidpd("emulate", "--spec", str(path)), niceness=-10)
 
     def _emulator_config(self, workers: Sequence[WorkerSpec], number: int) -> dict[str, Any]:
         return {

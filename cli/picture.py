@@ -5,6 +5,7 @@ Never interpolates: a second without a number is a gap.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
@@ -37,7 +38,7 @@ def draw(p: Picture) -> str:
     y = 30
     for worker, spans in p.lanes.items():
         out.append(f'<text x="8" y="{y + 13}">{escape(worker)}</text>')
-        for start, end, state in spans:
+        for start, end, state in _merged(spans):
             colour = COLOURS.get(state, COLOURS["unknown"])
             out.append(
                 f'<rect x="{x(start)}" y="{y}" width="{max(0.5, x(end) - x(start)):.2f}" height="{LANE - 4}" fill="{colour}"/>'
@@ -51,7 +52,7 @@ def draw(p: Picture) -> str:
         y += LANE
     y += 16
     top = max([2.0, *(v for _, a, b in p.pressures for v in (a, b) if v is not None)])
-    top = min(top, 6.0)
+    top = float(math.ceil(min(top, 6.0)))
     for bound in (0.0, 1.0, top):
         yy = y + PLOT - PLOT * bound / top
         out.append(f'<line x1="{LEFT}" x2="{WIDTH - 12}" y1="{yy:.1f}" y2="{yy:.1f}" class="g"/>')
@@ -60,7 +61,7 @@ def draw(p: Picture) -> str:
         for points in _unbroken([(row[0], row[which]) for row in p.pressures]):
             path = " ".join(f"{x(t)},{y + PLOT - PLOT * min(v, top) / top:.1f}" for t, v in points)
             out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        out.append(f'<text x="{LEFT + 8 + 44 * (which - 1)}" y="{y - 4}" fill="{colour}">{name}</text>')
+        out.append(f'<text x="{LEFT + 8 + 44 * (which - 1)}" y="{y - 4}" class="{name.lower()}">{name}</text>')
     y += PLOT + 18
     for i in range(7):
         at = span * i / 6
@@ -70,7 +71,7 @@ def draw(p: Picture) -> str:
     height = y + 28
     style = (
         "text{font:11px system-ui,sans-serif;fill:#333}.t{font-weight:600;font-size:13px}.l{fill:#fff;font-size:9px}"
-        ".r{text-anchor:end}.m{text-anchor:middle}.g{stroke:#ccc;stroke-width:1}"
+        ".r{text-anchor:end}.m{text-anchor:middle}.ppi{fill:#0072B2}.dpi{fill:#9a6700}.g{stroke:#ccc;stroke-width:1}"
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">'
@@ -78,6 +79,17 @@ def draw(p: Picture) -> str:
         + "".join(out)
         + "</svg>\n"
     )
+
+
+def _merged(spans: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Neighbours of one state as one span; a hole of more than a second stays a hole."""
+    out: list[tuple[float, float, str]] = []
+    for start, end, state in spans:
+        if out and out[-1][2] == state and start - out[-1][1] <= 1.0:
+            out[-1] = (out[-1][0], end, state)
+        else:
+            out.append((start, end, state))
+    return out
 
 
 def _unbroken(rows: Sequence[tuple[float, float | None]]) -> list[list[tuple[float, float]]]:

@@ -120,13 +120,16 @@ async def _stream(
                 outcome.error = str(chunk["error"])[:200]
                 return
             text = chunk.get("text", "")
-            at_s = chunk["meta_info"].get("emulator", {}).get("t_s")
+            engine = chunk["meta_info"].get("emulator", {})
+            at_s = engine.get("t_s")
             if not text:
                 continue
             texts.append(text)
             progress.tokens += 1
             if outcome.ttft_s is None:
                 outcome.ttft_s = loop.time() - due
+                if at_s is not None and "arrived_s" in engine:
+                    outcome.engine_ttft_s = at_s - engine["arrived_s"]
             elif at_s is not None and last_s is not None:
                 outcome.gaps_s.append(at_s - last_s)
             last_s = at_s

@@ -262,7 +262,7 @@ class Driver:
 
     async def _next(self, move: JournaledMove, unsent: list[MoveEvent]) -> Outcome:
         """The next event: what the current effects end in, or what the controller says meanwhile."""
-        work = asyncio.create_task(self._perform(move, unsent))
+        work = asyncio.create_task(self._guarded(move, unsent))
         try:
             heard = asyncio.create_task(self._heard.get())
             try:
@@ -298,6 +298,17 @@ class Driver:
         except TimeoutError:
             return Outcome(
                 Event.EXPIRED, f"the controller did not take the worker out of the router within {self._limits.router_wait_s:g} s"
+            )
+
+    async def _guarded(self, move: JournaledMove, unsent: list[MoveEvent]) -> Outcome | None:
+        """A defect of ours in an effect ends the move in a named place too: by looking where that tells, else the safe way."""
+        try:
+            return await self._perform(move, unsent)
+        except Exception as error:
+            log.exception("move %s: %s could not be carried out", move.order.move_id, move.state.phase)
+            events = {Phase.SWITCH: Event.NO_ANSWER, Phase.VERIFY: Event.BROKE, Phase.ADMIT: Event.BROKE}
+            return Outcome(
+                events.get(move.state.phase, Event.FAILED), f"a defect in the sidecar: {type(error).__name__}: {error}"
             )
 
     async def _perform(self, move: JournaledMove, unsent: list[MoveEvent]) -> Outcome | None:

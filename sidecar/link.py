@@ -90,7 +90,7 @@ class Link:
 
     async def run(self) -> None:
         """Stay connected for ever."""
-        delay_s = _FIRST_DELAY_S
+        delay_s, logged = _FIRST_DELAY_S, ""
         while True:
             hello = self._hello()
             if hello is None:
@@ -114,7 +114,9 @@ class Link:
                 self.state = f"no connection to {self.url}: {str(error) or type(error).__name__}"
             finally:
                 self.connected = False
-            log.warning("%s", self.state)
+            if self.state != logged:
+                log.warning("%s", self.state)  # once per reason: a controller may be away for hours
+                logged = self.state
             if self._clock.now() - began_s > _SETTLED_S:
                 delay_s = _FIRST_DELAY_S
             await self._clock.sleep(delay_s * (0.5 + self._jitter() / 2))
@@ -159,6 +161,7 @@ class Link:
                 for part in parts:
                     part.cancel()
                 await asyncio.gather(*parts, return_exceptions=True)
+                await socket.close(1001, "the sidecar stops or registers again")
 
     def _answer(self, raw: str | bytes) -> Welcome:
         said = json.loads(raw)

@@ -213,7 +213,9 @@ class StaleBootstraps:
 
     async def tell_peers(self, order: MoveOrder) -> Mapping[str, Any]:
         """Tell everyone who may have cached us, at once. A peer that cannot be told is named: pairing it with us would hang."""
-        urls = {p.sidecar_url: p.worker for p in order.handoff_peers} | {url: url for url in self._peers.known}
+        for peer in order.handoff_peers:
+            self._peers.met(peer.sidecar_url)
+        urls = {url: url for url in self._peers.known} | {p.sidecar_url: p.worker for p in order.handoff_peers}
         if not self._bootstrap or not urls:
             return {}
         answers = await asyncio.gather(*(self._tell(url) for url in urls))

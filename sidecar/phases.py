@@ -93,13 +93,15 @@ class Phases:
                 if self._plugin.connected:
                     reply = await self._plugin.order(
                         "drain",
-                        timeout_s=order.drain_deadline_s,
+                        timeout_s=order.drain_deadline_s + _GRACE_S,
                         role=order.from_role,
                         deadline_s=order.drain_deadline_s,
                         natural_end_tokens=order.natural_end_tokens,
                         handoff=self._plugin.can(CAN_HANDOFF) and bool(order.handoff_peers),
                     )
                     numbers.update(reply.numbers)
+                    if not reply.ok and self._clock.now() - started_s >= order.drain_deadline_s - _GRACE_S / 10:
+                        raise TimeoutError
                     if not reply.ok:
                         return Outcome(Event.FAILED, f"the plugin could not drain: {reply.detail}", numbers)
                 idle, polls, waited_for = 0, 0, dict[str, float]()
@@ -199,7 +201,9 @@ class Phases:
             await self._clock.sleep(self._limits.poll_s)
 
     async def open_gate(self, order: MoveOrder, with_plugin: bool) -> str:
-        """Let held requests in. Returns what went wrong, or nothing."""
+        """Let held requests in, and end the drain. Returns what went wrong, or nothing."""
+        if self._plugin.connected and not self._plugin.can(CAN_HOLD):
+            return await self._insist("undrain", "", order.to_role, with_plugin)
         return await self._insist("open_gate", CAN_HOLD, order.to_role, with_plugin)
 
     async def restore_arena(self, order: MoveOrder, with_plugin: bool) -> str:

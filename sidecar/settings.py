@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -113,8 +114,8 @@ class SidecarSettings(BaseModel):
         """host:port of this worker's bootstrap server, as decode workers know it; empty where it has none."""
         if self.bootstrap_port is None:
             return ""
-        host = self.worker_url.split("://", 1)[1].split("/", 1)[0].rsplit(":", 1)[0]
-        return f"{host}:{self.bootstrap_port}"
+        host = urlsplit(self.worker_url).hostname or ""
+        return f"[{host}]:{self.bootstrap_port}" if ":" in host else f"{host}:{self.bootstrap_port}"
 
     def secret(self) -> str | None:
         return _read_secret(self.fleet_secret_file, "fleet_secret_file")

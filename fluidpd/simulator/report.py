@@ -19,6 +19,7 @@ class Outcome:
     output_tokens: int
     arrival_s: float = 0.0
     ttft_s: float | None = None
+    engine_ttft_s: float | None = None  # by the engine's own clock, from its HTTP side; live runs only
     gaps_s: list[float] = field(default_factory=list)
     completed: bool = False
     corrupted: bool = False

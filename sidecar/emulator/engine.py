@@ -81,7 +81,7 @@ class Engine:
             name,
             role,
             cost,
-            kv_capacity_tokens=min(capacity, self.pages.capacity_tokens),
+            kv_capacity_tokens=self.pages.capacity_tokens,
             prefill_chunk_tokens=prefill_chunk_tokens,
             max_running=max_running,
         )

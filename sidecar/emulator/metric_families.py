@@ -5,6 +5,8 @@ Never holds a value.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 # gauges of the scheduler without labels of their own
 GAUGES = (
     "max_total_num_tokens",
@@ -63,6 +65,9 @@ COUNTERS = (
     "num_bootstrap_failed_reqs_total",
 )
 
+_KEY_BOUNDS = ("0", "1", "2", "3", "5", "7", "10", "20", "50", "100", "200", "+Inf")
+_KEY_RANGES = tuple(pairwise(_KEY_BOUNDS))
+
 # series of the scheduler with labels of their own: (name, type, label names, label values)
 LABELLED: tuple[tuple[str, str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = (
     ("prefill_effective_tokens_total", "counter", ("mode",), (("input",), ("device_hit",), ("host_hit",), ("storage_hit",))),
@@ -96,14 +101,14 @@ LABELLED: tuple[tuple[str, str, tuple[str, ...], tuple[tuple[str, ...], ...]], .
     (
         "routing_key_running_req_count",
         "gauge",
-        ("gt",),
-        (("0",), ("1",), ("2",), ("3",), ("5",), ("7",), ("10",), ("20",), ("50",), ("100",), ("200",)),
+        ("gt", "le"),
+        _KEY_RANGES,
     ),
     (
         "routing_key_all_req_count",
         "gauge",
-        ("gt",),
-        (("0",), ("1",), ("2",), ("3",), ("5",), ("7",), ("10",), ("20",), ("50",), ("100",), ("200",)),
+        ("gt", "le"),
+        _KEY_RANGES,
     ),
 )
 

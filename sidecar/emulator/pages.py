@@ -44,6 +44,9 @@ class KvPages:
         self._shapes = Shapes()
         kv_bytes = (capacity_tokens // TOKENS_PER_PAGE + _SPARE_PAGES) * PAGE_BYTES
         self._arena = MemfdArena(kv_bytes, max(BLOCK_BYTES, int(kv_bytes * (1 / self._shapes.decode_kv_share - 1))), BLOCK_BYTES)
+        self._capacity_tokens = capacity_tokens
+        self._arena.reshape(Role.DECODE, self._shapes)
+        self._decode_pages = self._pages()
         self._arena.reshape(role, self._shapes)
         self.moves = 0
         self._total = self._pages()
@@ -64,7 +67,8 @@ class KvPages:
 
     @property
     def capacity_tokens(self) -> int:
-        return max(TOKENS_PER_PAGE, (self._total - _SPARE_PAGES) * TOKENS_PER_PAGE)
+        """What the KV range holds in its shape of now: all of it while decoding, less while prefilling."""
+        return max(1, min(self._capacity_tokens, self._capacity_tokens * self._total // self._decode_pages))
 
     def take(self, tokens: int) -> list[int]:
         """Pages for `tokens` tokens, lowest first. Raises NoPages."""

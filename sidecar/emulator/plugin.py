@@ -15,6 +15,7 @@ from fluidpd.names import Role
 from fluidpd.simulator.worker import ClaimAnswered
 from fluidpd.slo import SloTargets
 from fluidpd.telemetry import IDLE, QUEUE_LIMIT
+from sidecar.emulator.bootstrap import normal_address
 from sidecar.emulator.claims import Claims
 from sidecar.emulator.generation import Generation
 from sidecar.emulator.handoff import Handoffs
@@ -201,7 +202,7 @@ class PluginConnection:
         elif order.what in ("remap", "restore_arena"):
             ok, detail, numbers = self._remap(order.role or worker.role)
         elif order.what == "drop_stale":
-            numbers = {"dropped": float(worker.links.drop(order.bootstrap))}
+            numbers = {"dropped": float(worker.links.drop(normal_address(order.bootstrap)))}
         self.send(Reply(id=order.id, ok=ok, detail=detail, numbers=numbers))
         self.changed()
 

@@ -52,28 +52,32 @@ class Emulator:
     async def start(self) -> None:
         """Raises PortBusy, or what reading the cost table raises."""
         cost = self.settings.cost()
-        bound: list[tuple[WorkerSpec, socket.socket, socket.socket]] = []
+        bound: dict[tuple[str, int], socket.socket] = {}
         try:
             for spec in self.settings.workers:
-                bound.append((spec, _bind(spec, spec.port), _bind(spec, spec.bootstrap_port)))
-        except OSError:
-            for _, http, boot in bound:
-                http.close()
-                boot.close()
+                for port in (spec.port, spec.bootstrap_port):
+                    bound[spec.name, port] = _bind(spec, port)
+            for spec in self.settings.workers:
+                worker = EmulatedWorker(spec, self.settings, cost, self._clock)
+                self.workers[spec.name] = worker
+                await worker.bootstrap.start(bound[spec.name, spec.bootstrap_port])
+                self._start_tasks(worker)
+                self._serve(worker, bound[spec.name, spec.port])
+            while not all(server.started for server in self._servers):
+                await asyncio.sleep(0.005)
+        except BaseException:
+            await self.stop()
+            for sock in bound.values():
+                sock.close()
             raise
-        for spec, http, boot in bound:
-            worker = EmulatedWorker(spec, self.settings, cost, self._clock)
-            self.workers[spec.name] = worker
-            await worker.bootstrap.start(boot)
-            if spec.plugin_socket:
-                plugin = PluginConnection(worker, spec.plugin_socket)
-                worker.plugin = plugin
-                self._plugins.append(plugin)
-                self._tasks.append(asyncio.create_task(plugin.run()))
-            self._tasks.append(asyncio.create_task(worker.engine.run()))
-            self._serve(worker, http)
-        while not all(server.started for server in self._servers):
-            await asyncio.sleep(0.005)
+
+    def _start_tasks(self, worker: EmulatedWorker) -> None:
+        if worker.spec.plugin_socket:
+            plugin = PluginConnection(worker, worker.spec.plugin_socket)
+            worker.plugin = plugin
+            self._plugins.append(plugin)
+            self._tasks.append(asyncio.create_task(plugin.run()))
+        self._tasks.append(asyncio.create_task(worker.engine.run()))
 
     def _serve(self, worker: EmulatedWorker, sock: socket.socket) -> None:
         config = uvicorn.Config(

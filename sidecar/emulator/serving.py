@@ -42,12 +42,12 @@ async def serve_text(worker: EmulatedWorker, api: Api, scope: Scope, receive: Re
 
 def _generation(worker: EmulatedWorker, ask: Ask, is_probe: bool) -> Generation:
     now = worker.clock()
-    capacity = worker.engine.model.kv_capacity
-    if ask.prompt_tokens + ask.max_new_tokens > capacity:
-        wanted = f"{ask.prompt_tokens} prompt tokens and {ask.max_new_tokens} new ones"
-        raise BadAsk(f"{wanted} are more than the KV pool holds ({capacity}): shorten the prompt or ask for fewer tokens")
     if ask.pair is not None:
         half = worker.half_for(ask.pair.host, ask.pair.port)
+        why = _too_large(worker, ask, half)
+        if why:
+            worker.refuse(half, ask.pair.room, address_of(ask.pair.host, ask.pair.port), why)
+            raise BadAsk(why)
         return _half(ask, ask.pair, half, now)
     if not is_probe:
         raise BadAsk("Disaggregated request received without bootstrap room id")
@@ -56,6 +56,18 @@ def _generation(worker: EmulatedWorker, ask: Ask, is_probe: bool) -> Generation:
     produced, wanted_tokens = (0, 1) if is_prefill else (1, 2)
     job = Job(ask.rid, room, ask.prompt_tokens, wanted_tokens, now, produced=produced, claimable=False)
     return Generation(ask.rid, ask.digest, job, now, is_prefill_half=is_prefill, is_streaming=ask.stream, is_probe=True)
+
+
+def _too_large(worker: EmulatedWorker, ask: Ask, half: Role) -> str:
+    whole, pool = ask.prompt_tokens + ask.max_new_tokens, worker.engine.configured_capacity
+    if whole > pool:
+        return f"{whole} tokens in and out are more than the KV pool holds ({pool}): shorten the prompt or ask for fewer tokens"
+    now = worker.engine.model.kv_capacity
+    if half is Role.PREFILL and ask.prompt_tokens > now:
+        return (
+            f"{ask.prompt_tokens} prompt tokens are more than the KV pool of a prefill worker holds ({now}): shorten the prompt"
+        )
+    return ""
 
 
 def _half(ask: Ask, pair: Pair, half: Role, now: float) -> Generation:
@@ -117,6 +129,7 @@ async def _answer(worker: EmulatedWorker, ask: Ask, gen: Generation, watch: Watc
     finish = gen.finish or {}
     if watch.gone:
         return
+    watch.close()
     if finish["type"] == "abort":
         status = finish["status_code"] or 500
         await answer_json(send, status, error_body(ask.api, finish["message"], status))
@@ -139,6 +152,7 @@ async def _stream(gen: Generation, chunks: Chunks, watch: Watch, send: Send) -> 
         else:
             body = b""
         if finish is not None:
+            watch.close()  # once the answer is complete the server reports every client as gone
             await send({"type": "http.response.body", "body": body + chunks.end(finish), "more_body": False})
             return
         if body:

@@ -270,7 +270,7 @@ class EmulatedWorker:
     def remap(self, role: Role) -> dict[str, float]:
         """Move pages between KV and scratch for `role`. Raises PagesInUse."""
         done = self.engine.pages.remap(role)
-        self.engine.model.kv_capacity = min(self.engine.configured_capacity, self.engine.pages.capacity_tokens)
+        self.engine.model.kv_capacity = self.engine.pages.capacity_tokens
         return {"moves": float(done.moves), "bytes": float(done.bytes), "took_s": done.took_s}
 
     def _changed(self) -> None:

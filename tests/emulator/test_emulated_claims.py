@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 
 from emulator_fleet import Fleet, TinyFleet, fleet_with_sidecars, prompt, until
@@ -49,9 +50,7 @@ async def test_borrowed_prompts_read_the_same_and_their_prefill_halves_end_well(
         assert prefill["claims"]["given"] == decode["borrowed"]["prompts"]
         assert sum(decode["chunk_sizes"].values()) > 0
         assert decode["floor_steps"] == 0 and (decode["lent_gap_p99_s"] or 0) <= 0.037
-        reported = [m["chunks"] for m in tiny.sidecars["d"].of("sample") if m["chunks"]]
         await until(lambda: any(m["chunks"] for m in tiny.sidecars["d"].of("sample")))
-        assert reported or True
         answers = tiny.sidecars["p"].of("claim_answer")
         assert sum(a["given"] for a in answers) == prefill["claims"]["given"]
 
@@ -68,7 +67,7 @@ async def test_lending_keeps_token_gaps_inside_the_slo_on_the_engines_clock(tmp_
         for i, (_, said) in enumerate(await asyncio.gather(*running)):
             assert said.text == expected_text(f"stream {i}", 100)
             times = [c["meta_info"]["emulator"]["t_s"] for c in said.chunks]
-            assert nearest_rank([b - a for a, b in zip(times, times[1:], strict=False)], 0.9) <= 0.0375
+            assert nearest_rank([b - a for a, b in pairwise(times)], 0.9) <= 0.0375
         samples = tiny.sidecars["d"].of("sample")
         assert any(m["values"]["borrowed_tokens_total"] > 0 for m in samples)
 

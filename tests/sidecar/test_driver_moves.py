@@ -254,3 +254,18 @@ async def test_reports_of_the_newest_move_can_all_be_sent_again_after_a_restart(
     assert [(r.seq, r.event, r.heading) for r in again] == [(r.seq, r.event, Heading.FORWARD) for r in controller.reports]
     assert all(r.event != Event.LEFT_ROUTER for r in again)
     await rig.die()
+
+
+@pytest.mark.parametrize(("effect", "end"), [("drain", End.ROLLED_BACK), ("switch", End.DONE), ("verify", End.QUARANTINED)])
+async def test_a_defect_in_an_effect_still_ends_in_a_named_place(make_rig: MakeRig, effect: str, end: End) -> None:
+    rig = make_rig()
+    phases = rig.driver._phases
+
+    async def broken(order: object, *rest: object) -> None:
+        if effect == "switch":
+            rig.engine.role = Role.PREFILL  # it was done before the defect struck
+        raise KeyError("oh")
+
+    setattr(phases, effect, broken)
+    controller = await rig.run()
+    assert controller.move.end is end and any("KeyError" in r.detail for r in controller.reports)

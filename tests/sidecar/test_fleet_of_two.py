@@ -118,7 +118,7 @@ async def test_a_claim_without_an_answer_is_asked_once_more_under_its_id(tmp_pat
         asked = gives(prefill, {7: ""}, silent=1)
         decode.plugin.say(ClaimWanted(id="c7", room=7, bootstrap="p1.test:40000"))
         (result,) = await decode.plugin.wait("claim_result")
-        assert result.given and [a.id for a in asked] == ["c7", "c7"]
+        assert result.given and [a.id for a in asked] == ["d1/c7", "d1/c7"]
 
 
 async def test_a_claim_that_is_never_answered_is_said_to_have_had_no_answer(tmp_path: Path) -> None:
@@ -191,6 +191,12 @@ async def relayed(leaving: One, id_: str, output: int, total: int) -> list[str]:
     return texts
 
 
+async def none_open(leaving: One, peer: One) -> None:
+    async with asyncio.timeout(2):
+        while leaving.sidecar.handoffs.open or peer.sidecar.adoptions.open:
+            await asyncio.sleep(0.002)
+
+
 async def test_a_handed_off_generation_goes_on_at_the_peer_with_its_text_exact(tmp_path: Path) -> None:
     async with pair(tmp_path) as (leaving, peer):
         adopts(peer)
@@ -201,7 +207,7 @@ async def test_a_handed_off_generation_goes_on_at_the_peer_with_its_text_exact(t
             texts = await relayed(leaving, f"h{n}", n % 5, 11)
             assert texts == [text_of(f"dh{n}", i) for i in range(11)]
         assert {m.peer for m in await leaving.plugin.wait("handoff_taken", 20)} == {"p1"}
-        assert leaving.sidecar.handoffs.open == 0 and peer.sidecar.adoptions.open == 0
+        await none_open(leaving, peer)
 
 
 async def test_a_refusing_peer_is_passed_over_for_the_next(tmp_path: Path) -> None:
@@ -260,9 +266,7 @@ async def test_a_client_that_leaves_stops_the_peer(tmp_path: Path) -> None:
         await leaving.plugin.wait("tokens")
         leaving.plugin.say(RelayGone(id="h1"))
         assert (await peer.plugin.wait("relay_gone"))[0].id == "h1"
-        async with asyncio.timeout(2):
-            while leaving.sidecar.handoffs.open or peer.sidecar.adoptions.open:
-                await asyncio.sleep(0.002)
+        await none_open(leaving, peer)
 
 
 async def test_handoffs_share_the_bandwidth_cap(tmp_path: Path) -> None:

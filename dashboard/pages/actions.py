@@ -1,0 +1,108 @@
+"""The forms: pin, unpin, pause, resume. Each is checked here for form, carried out by the controller, and answered in a sentence.
+
+Never writes a record itself, and never repeats an action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from dashboard.controller_client import Controller, Problem
+from fluidpd.names import Role
+from fluidpd.record import PauseRow
+
+TTLS_S: dict[str, int] = {"15 min": 900, "30 min": 1800, "1 h": 3600, "4 h": 14400, "12 h": 43200, "24 h": 86400}
+DEFAULT_TTL_S = 3600
+MIN_REASON = 5
+MAX_REASON = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What became of an action. `problem` is set when nothing was done."""
+
+    text: str
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """What a person had typed into a form that was refused, so that it is still there."""
+
+    form: str = ""
+    values: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionsView:
+    template: ClassVar[str] = "part_actions.html"
+    csrf: str
+    range_name: str
+    workers: tuple[tuple[str, str], ...]  # (name, what the form sends)
+    ttls: tuple[tuple[str, int], ...]
+    default_ttl_s: int
+    pause: PauseRow | None
+    open_form: str
+    chosen_worker: str
+    typed: dict[str, str]
+    max_reason: int
+    min_reason: int
+
+
+def choice(worker: str, version: int) -> str:
+    """A worker in the form, with the pin version that the page showed: the controller refuses if that has changed since."""
+    return f"{version}:{worker}"
+
+
+def _worker(form: dict[str, str]) -> tuple[str, int | None]:
+    version, _, worker = form.get("worker", "").partition(":")
+    return worker, int(version) if version.isdecimal() and len(version) < 10 else None
+
+
+def _ttl(form: dict[str, str]) -> int | Problem:
+    raw = form.get("ttl_s", "")
+    if not raw.isdecimal() or not 0 < int(raw[:9]) <= 86400:
+        return Problem(422, "How long?", "Choose how long it shall last, at most 24 h.")
+    return int(raw)
+
+
+def _reason(form: dict[str, str]) -> str | Problem:
+    reason = form.get("reason", "").strip()
+    if not MIN_REASON <= len(reason) <= MAX_REASON:
+        told = f"Write {MIN_REASON} to {MAX_REASON} characters: whoever is woken next will read them."
+        return Problem(422, "A reason is needed", told)
+    return reason
+
+
+async def pin(controller: Controller, form: dict[str, str]) -> Note:
+    worker, version = _worker(form)
+    role = form.get("role", "")
+    if not worker or role not in {r.value for r in Role}:
+        return Note("", Problem(422, "Which worker, which role?", "Choose a worker and the role it shall keep."))
+    ttl, reason = _ttl(form), _reason(form)
+    if isinstance(ttl, Problem) or isinstance(reason, Problem):
+        return Note("", ttl if isinstance(ttl, Problem) else reason if isinstance(reason, Problem) else None)
+    return Note(f"{worker} is pinned to {role}.", await controller.pin(worker, role, ttl, reason, version))
+
+
+async def unpin(controller: Controller, form: dict[str, str]) -> Note:
+    worker, _ = _worker(form)
+    if not worker:
+        return Note("", Problem(422, "Which worker?", "Choose the worker whose pin shall go."))
+    reason = form.get("reason", "").strip()[:MAX_REASON]
+    return Note(f"{worker} is no longer pinned.", await controller.unpin(worker, reason if len(reason) >= MIN_REASON else ""))
+
+
+async def pause(controller: Controller, form: dict[str, str]) -> Note:
+    ttl, reason = _ttl(form), _reason(form)
+    if isinstance(ttl, Problem) or isinstance(reason, Problem):
+        return Note("", ttl if isinstance(ttl, Problem) else reason if isinstance(reason, Problem) else None)
+    return Note("Automation is paused. FluidPD keeps watching.", await controller.pause(reason, ttl))
+
+
+async def resume(controller: Controller, form: dict[str, str]) -> Note:
+    reason = _reason(form)
+    if isinstance(reason, Problem):
+        return Note("", reason)
+    return Note("Automation acts again.", await controller.resume(reason))

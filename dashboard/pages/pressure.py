@@ -1,0 +1,105 @@
+"""Prefill and decode pressure over time, with the limits and a mark for each decision: numbers for the chart, and as a table.
+
+Never fills a gap: a second that was not recorded is null, and the line breaks there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dashboard import format as fmt
+from dashboard import urls
+from dashboard.pages.sentences import decision_mark, decision_words, is_deed
+from dashboard.reading import Records
+from dashboard.urls import Window
+from fluidpd.record import DecisionRow, IndexSecond
+
+TABLE_ROWS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    wall_s: float
+    ppi: str
+    dpi: str
+    decisions: str
+
+
+@dataclass(frozen=True, slots=True)
+class PressureView:
+    template: ClassVar[str] = "part_pressure.html"
+    src: str
+    rows: tuple[TableRow, ...]
+    limits: tuple[tuple[str, str], ...]
+
+
+async def read(records: Records, window: Window) -> PressureView:
+    since = math.floor(window.since_s)
+    ppi, _ = await records.index("ppi", window, since)
+    dpi, _ = await records.index("dpi", window, since)
+    status = await records.status()
+    return PressureView(
+        src=urls.with_query(urls.PRESSURE_DATA, range=window.range),
+        rows=table(window, ppi, dpi, await records.decisions_in(window)),
+        limits=tuple((fmt.label_of(k), fmt.number(v)) for k, v in (status.thresholds if status else {}).items()),
+    )
+
+
+async def read_data(records: Records, window: Window, since_s: int | None) -> dict[str, Any]:
+    """What the chart draws. `since_s` is the last second a page already has: it is sent again, since it may have grown."""
+    start = math.floor(window.since_s) if since_s is None else max(since_s, math.floor(window.since_s))
+    ppi, step_s = await records.index("ppi", window, start)
+    dpi, _ = await records.index("dpi", window, start)
+    status = await records.status()
+    # Buckets follow the epoch, so that a page's older points and these fall on the same grid.
+    first = start // step_s * step_s
+    last = max((s.second for s in (*ppi, *dpi)), default=first - 1) // step_s * step_s
+    grid = list(range(first, last + 1, step_s))
+    return {
+        "now_s": window.until_s,
+        "since_s": window.since_s,
+        "step_s": step_s,
+        "t": grid,
+        **{f"ppi_{k}": v for k, v in _columns(ppi, grid, step_s).items()},
+        **{f"dpi_{k}": v for k, v in _columns(dpi, grid, step_s).items()},
+        "limits": dict(status.thresholds) if status else {},
+        "marks": [mark(d) for d in reversed(await records.decisions_in(window))],
+    }
+
+
+def mark(row: DecisionRow) -> dict[str, Any]:
+    return {"t": row.wall_s, "deed": is_deed(row), "label": decision_mark(row), "text": decision_words(row)}
+
+
+def _columns(rows: Sequence[IndexSecond], grid: Sequence[int], step_s: int) -> dict[str, list[float | None]]:
+    at = {row.second // step_s * step_s: row for row in rows}
+    mean: list[float | None] = []
+    high: list[float | None] = []
+    for second in grid:
+        row = at.get(second)
+        mean.append(None if row is None or row.mean is None else round(row.mean, 4))
+        high.append(None if row is None or row.high is None else round(row.high, 4))
+    return {"mean": mean, "high": high}
+
+
+def table(
+    window: Window, ppi: Sequence[IndexSecond], dpi: Sequence[IndexSecond], decisions: Sequence[DecisionRow]
+) -> tuple[TableRow, ...]:
+    """The same numbers in slices of the window, newest first: highest value seen in each, and what was decided in it."""
+    slice_s = max(1, math.ceil(window.length_s / TABLE_ROWS))
+    rows: list[TableRow] = []
+    end = math.ceil(window.until_s)
+    while end > window.since_s and len(rows) < TABLE_ROWS:
+        start = end - slice_s
+        said = [decision_words(d) for d in decisions if start <= d.wall_s < end]
+        shown = " ".join(said[:3]) + (f" And {len(said) - 3} more." if len(said) > 3 else "")
+        rows.append(TableRow(start, _highest(ppi, start, end), _highest(dpi, start, end), shown))
+        end = start
+    return tuple(rows)
+
+
+def _highest(rows: Sequence[IndexSecond], start: int, end: int) -> str:
+    return fmt.number(max((r.high for r in rows if start <= r.second < end and r.high is not None), default=None))

@@ -1,0 +1,93 @@
+"""The worker table: role, state, load, slack, pin, and why a worker may not change roles.
+
+Never shows an old number as a present one: the age of each row stands beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dashboard import format as fmt
+from dashboard import urls
+from dashboard.pages.lanes import natural
+from dashboard.reading import Records
+from dashboard.urls import Window
+from fluidpd.names import Role, WorkerState
+from fluidpd.record import PinRow, WorkerRow, WorkerSecond
+
+BAD = frozenset({WorkerState.LOST, WorkerState.QUARANTINED})
+WARN = frozenset({WorkerState.STALE, WorkerState.SLOW, WorkerState.WARMING, WorkerState.MOVING})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    name: str
+    role: str
+    state: str
+    state_words: str
+    tone: str
+    age: str
+    pressure: str
+    slack: str
+    kv: str
+    kv_share: float | None
+    load: str
+    lends: str
+    pin: str
+    pin_href: str
+    flippable: str
+    is_flippable: bool
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersView:
+    template: ClassVar[str] = "part_workers.html"
+    workers: tuple[WorkerView, ...]
+
+
+async def read(records: Records, window: Window) -> WorkersView:
+    seconds = await records.latest_seconds()
+    pins = {p.worker: p for p in await records.pins()}
+    now = records.wall()
+    rows = [w for w in await records.workers() if w.state is not WorkerState.GONE]
+    rows.sort(key=lambda w: natural(w.name))
+    return WorkersView(tuple(worker_view(w, seconds.get(w.name), pins.get(w.name), now, window) for w in rows))
+
+
+def worker_view(w: WorkerRow, s: WorkerSecond | None, pin: PinRow | None, now_s: float, window: Window) -> WorkerView:
+    return WorkerView(
+        name=w.name,
+        role=w.role.value,
+        state=w.state.value,
+        state_words=fmt.STATES[w.state],
+        tone="bad" if w.state in BAD else "warn" if w.state in WARN else "",
+        age=fmt.ago(max(0.0, now_s - w.seen_wall_s)),
+        pressure=fmt.number(s.pressure if s else None),
+        # Slack is a decode worker's; on a prefill worker there is no such number, which is not the same as unknown.
+        slack=fmt.seconds(s.slack_s if s else None) if w.role is Role.DECODE else "–",
+        kv=fmt.share(s.kv_share if s else None) if w.role is Role.DECODE or (s and s.kv_share is not None) else "–",
+        kv_share=s.kv_share if s else None,
+        load=_load(w, s),
+        lends=_lends(s),
+        pin=f"{pin.role} until {fmt.minute(pin.expires_wall_s)}, by {pin.actor}: {pin.reason}" if pin else "",
+        pin_href=urls.with_query(urls.OVERVIEW, range=window.range, pin=w.name) + "#act-pin",
+        flippable="yes" if w.flippable else w.not_flippable_why or "no: the engine does not say why",
+        is_flippable=w.flippable,
+        engine=f"{w.engine} {w.engine_version}".strip(),
+    )
+
+
+def _load(w: WorkerRow, s: WorkerSecond | None) -> str:
+    if s is None:
+        return fmt.UNKNOWN
+    if w.role is Role.PREFILL:
+        return fmt.UNKNOWN if s.waiting is None else f"{s.waiting:.0f} waiting"
+    return fmt.UNKNOWN if s.batch is None else f"{s.batch:.0f} running"
+
+
+def _lends(s: WorkerSecond | None) -> str:
+    if s is None or not s.lending:
+        return ""
+    return "lends" if s.borrow_open_tokens is None else f"lends, {fmt.amount(s.borrow_open_tokens)} tokens open"

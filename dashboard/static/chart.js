@@ -1,0 +1,176 @@
+// Draws prefill and decode pressure with their limits, and a mark for each decision. Asks only for seconds it does not have.
+// Never joins a gap: a second without a record is null, and the line breaks there.
+(() => {
+  "use strict";
+  const box = document.getElementById("pressure");
+  const readout = document.getElementById("pressure-readout");
+  if (!box) return;
+  const COLUMNS = ["t", "ppi_mean", "ppi_high", "dpi_mean", "dpi_high"];
+  const HEIGHT = 224, FOOT = 0.17; // the strip below zero that holds the decision marks
+  let data = null, chart = null, zoomed = false, busy = false;
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const clock = (s) => new Date(s * 1000).toISOString().slice(11, 19) + "Z";
+  const minute = (s, step) => new Date(s * 1000).toISOString().slice(11, step < 60 ? 19 : 16);
+  const number = (v) => (v === null || v === undefined ? "unknown" : v.toFixed(2));
+  const faint = (c, alpha) => c + alpha;
+
+  const merge = (fresh) => {
+    if (!data) { data = fresh; return; }
+    const from = fresh.t.length ? fresh.t[0] : Infinity;
+    const keep = data.t.findIndex((t) => t >= from);
+    const end = keep < 0 ? data.t.length : keep;
+    const start = Math.max(0, data.t.findIndex((t) => t >= fresh.since_s - fresh.step_s));
+    for (const name of COLUMNS) fresh[name] = data[name].slice(start, end).concat(fresh[name]);
+    data = fresh;
+  };
+  const series = () => COLUMNS.map((name) => data[name]);
+  const top = () => {
+    let high = Math.max(1.3, data.limits.prefill_high || 0, data.limits.decode_high || 0);
+    for (const name of ["ppi_high", "dpi_high"]) for (const v of data[name]) if (v !== null && v > high) high = v;
+    return high * 1.06;
+  };
+
+  // ---- limits behind the lines, decisions under them
+  const band = (u, low, high, line, name) => {
+    const { ctx, bbox } = u;
+    const y = (v) => Math.round(u.valToPos(v, "y", true));
+    if (low !== undefined && low < high) {
+      ctx.fillStyle = faint(colour(name), "1f");
+      ctx.fillRect(bbox.left, y(high), bbox.width, y(low) - y(high));
+    }
+    if (line === undefined) return;
+    ctx.strokeStyle = faint(colour(name), "b0");
+    ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
+    ctx.beginPath();
+    ctx.moveTo(bbox.left, y(line));
+    ctx.lineTo(bbox.left + bbox.width, y(line));
+    ctx.stroke();
+    ctx.setLineDash([]);
+  };
+  const limits = (u) => {
+    const l = data.limits;
+    u.ctx.save();
+    u.ctx.lineWidth = devicePixelRatio;
+    // Bands are hysteresis: lending starts above the prefill band and stops below it; a lender starts below the decode band.
+    band(u, l.prefill_stop ?? l.prefill_over, l.prefill_stop === undefined ? l.prefill_high : l.prefill_over, l.prefill_high, "--p");
+    band(u, l.decode_low, l.decode_high, l.decode_high, "--d");
+    u.ctx.restore();
+  };
+  const caption = (u, value, text, taken) => {
+    if (value === undefined) return;
+    const { ctx, bbox } = u, dpr = devicePixelRatio;
+    let y = u.valToPos(value, "y", true) - 4 * dpr;
+    for (const other of taken) if (Math.abs(other - y) < 13 * dpr) y = other + 14 * dpr + 5 * dpr;
+    taken.push(y);
+    ctx.fillStyle = colour("--mut");
+    ctx.textAlign = "right";
+    // A halo keeps the words readable where a line runs through them.
+    ctx.lineWidth = 4 * dpr;
+    ctx.lineJoin = "round";
+    ctx.strokeStyle = colour("--panel");
+    ctx.strokeText(text, bbox.left + bbox.width - 4 * dpr, y);
+    ctx.fillText(text, bbox.left + bbox.width - 4 * dpr, y);
+  };
+  const marks = (u) => {
+    const { ctx, bbox } = u, dpr = devicePixelRatio;
+    ctx.save();
+    ctx.font = `${11 * dpr}px system-ui, sans-serif`;
+    const taken = [];
+    caption(u, data.limits.prefill_high, `prefill: a worker moves above ${data.limits.prefill_high}`, taken);
+    caption(u, data.limits.decode_high, `decode: a worker moves above ${data.limits.decode_high}`, taken);
+    const zero = u.valToPos(0, "y", true), foot = bbox.top + bbox.height;
+    const dotY = zero + (foot - zero) * 0.34, textY = foot - 3 * dpr;
+    ctx.textAlign = "center";
+    // Deeds get their words first; staying put is told where there is room.
+    const words = [];
+    for (const m of data.marks) {
+      const x = u.valToPos(m.t, "x", true);
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.arc(x, dotY, 4 * dpr, 0, 2 * Math.PI);
+      ctx.lineWidth = 1.6 * dpr;
+      ctx.strokeStyle = colour(m.deed ? "--fg" : "--mut");
+      ctx.fillStyle = colour(m.deed ? "--fg" : "--panel");
+      ctx.fill();
+      ctx.stroke();
+      words.push([x, m]);
+    }
+    const placed = [];
+    ctx.fillStyle = colour("--mut");
+    for (const deeds of [true, false]) {
+      for (const [x, m] of words) {
+        if (m.deed !== deeds) continue;
+        const half = ctx.measureText(m.label).width / 2 + 4 * dpr;
+        const at = Math.min(Math.max(x, bbox.left + half), bbox.left + bbox.width - half);
+        if (placed.some(([p, h]) => Math.abs(p - at) < h + half)) continue;
+        ctx.fillText(m.label, at, textY);
+        placed.push([at, half]);
+      }
+    }
+    ctx.restore();
+  };
+
+  // ---- what the pointer is on
+  const tell = (u) => {
+    const i = u.cursor.idx;
+    if (i === null || i === undefined || u.cursor.left < 0) { readout.textContent = summary(); return; }
+    const t = data.t[i], reach = Math.max(data.step_s, (u.scales.x.max - u.scales.x.min) / 120);
+    const near = data.marks.filter((m) => Math.abs(m.t - t) <= reach);
+    const value = (n) => `${number(data[`${n}_mean`][i])} (max ${number(data[`${n}_high`][i])})`;
+    readout.textContent = `${clock(t)}  prefill ${value("ppi")}, decode ${value("dpi")}` + (near.length ? `.  ${near[near.length - 1].text}` : "");
+  };
+  const summary = () => {
+    const m = data.marks[data.marks.length - 1];
+    return m ? `Last decision ${clock(m.t)}: ${m.text}` : "No decision in this window.";
+  };
+
+  // The time axes of lanes and chart stand above each other: an event is read straight down.
+  const gutter = () => {
+    const lane = document.querySelector("svg.lane");
+    return lane ? Math.max(30, lane.getBoundingClientRect().left - box.getBoundingClientRect().left) : 40;
+  };
+  const build = () => {
+    if (chart) chart.destroy();
+    const grid = { stroke: colour("--grid"), width: 1 };
+    const line = (label, name, wide) => ({
+      label, stroke: wide ? colour(name) : faint(colour(name), "66"), width: wide ? 2 : 1, spanGaps: false, points: { show: false },
+    });
+    const axis = { stroke: colour("--mut"), font: "11px system-ui, sans-serif", grid, ticks: { show: false } };
+    chart = new uPlot({
+      width: box.clientWidth, height: HEIGHT, tzDate: (s) => uPlot.tzDate(new Date(s * 1000), "Etc/UTC"), legend: { show: false }, padding: [8, 0, 0, 0],
+      cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false } },
+      scales: {
+        x: { time: true, range: (u, min, max) => (zoomed ? [min, max] : [data.since_s, data.now_s]) },
+        y: { range: () => [-top() * FOOT, top()] },
+      },
+      axes: [
+        { ...axis, size: 26, space: 100, incrs: [1, 5, 10, 60, 180, 600, 3600, 14400], values: (u, splits, a, s, incr) => splits.map((v) => minute(v, incr) + "Z") },
+        { ...axis, size: gutter, splits: (u) => { const step = top() > 12 ? 5 : top() > 5 ? 2 : top() > 2.4 ? 1 : 0.5, out = []; for (let v = 0; v <= top(); v += step) out.push(v); return out; }, values: (u, splits) => splits.map(String) },
+      ],
+      series: [{}, line("prefill", "--p", true), line("prefill max", "--p", false), line("decode", "--d", true), line("decode max", "--d", false)],
+      hooks: {
+        drawClear: [limits], draw: [marks], setCursor: [tell],
+        setSelect: [(u) => { zoomed = u.select.width > 0; }],
+      },
+    }, series(), box);
+    chart.over.addEventListener("dblclick", () => { zoomed = false; chart.setData(series()); });
+    tell(chart);
+  };
+  const load = async () => {
+    if (busy || document.hidden) return;
+    busy = true;
+    try {
+      const since = data && data.t.length ? `&since=${data.t[data.t.length - 1]}` : "";
+      const answer = await fetch(box.dataset.src + since, { headers: { Accept: "application/json" } });
+      if (!answer.ok) { readout.textContent = await answer.text(); return; }
+      merge(await answer.json());
+      if (chart) { chart.setData(series(), !zoomed); if (zoomed) chart.redraw(); tell(chart); } else build();
+    } catch { /* the page's own banner says that the dashboard is away */ } finally { busy = false; }
+  };
+  document.addEventListener("fluid:refresh", load);
+  document.addEventListener("fluid:theme", () => data && build());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => data && build());
+  new ResizeObserver(() => chart && chart.setSize({ width: box.clientWidth, height: HEIGHT })).observe(box);
+  load();
+})();

@@ -1,0 +1,343 @@
+"""A made-up fleet for the dashboard's tests: records as the store would give them, and a controller that answers.
+
+Never random: the same moment gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dashboard.controller_client import ControllerGone, Problem
+from fluidpd.names import End, Heading, Phase, Reason, Role, Trigger, WorkerState
+from fluidpd.record import (
+    DecisionRow,
+    IndexSecond,
+    PauseRow,
+    PhaseRow,
+    PinRow,
+    StatusRow,
+    TransitionRow,
+    WorkerRow,
+    WorkerSecond,
+)
+
+NOW = 1_790_000_000.0
+THRESHOLDS = {
+    "prefill_stop": 0.7,
+    "prefill_over": 1.0,
+    "prefill_high": 1.2,
+    "prefill_idle": 0.3,
+    "decode_idle": 0.6,
+    "decode_low": 0.85,
+    "decode_high": 0.95,
+}
+
+
+def worker(name: str = "w1", role: Role = Role.DECODE, **over: Any) -> WorkerRow:
+    row = WorkerRow(
+        name=name,
+        role=role,
+        state=WorkerState.SERVING,
+        worker_url="http://127.0.0.1:30001",
+        sidecar_url="http://127.0.0.1:31001",
+        bootstrap_port=None,
+        engine="emulated",
+        engine_version="0.5.23",
+        incarnation=3,
+        flippable=True,
+        not_flippable_why="",
+        capabilities=("claims", "handoff"),
+        model="llama-3.3-70b",
+        pool="main",
+        node="n1",
+        registered_wall_s=NOW - 7200,
+        seen_wall_s=NOW - 0.05,
+    )
+    return replace(row, **over)
+
+
+def status(now: float = NOW, **over: Any) -> StatusRow:
+    row = StatusRow(
+        wall_s=now - 0.4,
+        started_wall_s=now - 7000,
+        version="0.1.0",
+        epoch=4,
+        leading=True,
+        mode="active",
+        action="hold",
+        reason="balanced",
+        numbers={"ppi": 0.36, "dpi": 0.55},
+        refusals=(),
+        lenders=(),
+        ppi=0.36,
+        dpi=0.55,
+        thresholds=dict(THRESHOLDS),
+        targets={"ttft_s": 2.0, "tbt_s": 0.04, "guard_s": 0.003, "joint_objective": 0.95},
+        engines=("emulated",),
+        requests_total=18250.0,
+        requests_good=17958.0,
+    )
+    return replace(row, **over)
+
+
+def second(at: int, name: str = "w1", role: Role = Role.DECODE, **over: Any) -> WorkerSecond:
+    row = WorkerSecond(
+        second=at,
+        worker=name,
+        role=role,
+        state=WorkerState.SERVING,
+        pressure=0.5,
+        slack_s=0.0141 if role is Role.DECODE else None,
+        kv_share=0.42 if role is Role.DECODE else None,
+        batch=31.0 if role is Role.DECODE else None,
+        waiting=4.0 if role is Role.PREFILL else None,
+        borrow_open_tokens=0.0,
+        borrowed_tokens_total=0.0,
+        age_s=0.05,
+    )
+    return replace(row, **over)
+
+
+TOOK = dict(zip(Phase, (0.011, 2.187, 0.014, 0.892, 0.137, 0.161), strict=True))
+TO_PREFILL = {"ppi": 1.38, "prefill_high": 1.2, "over_for_s": 1.04}
+TO_DECODE = {"dpi": 0.97, "decode_high": 0.95}
+
+
+def move(
+    id: str,
+    name: str,
+    start: float,
+    to: Role = Role.PREFILL,
+    end: End | None = End.DONE,
+    through: Phase = Phase.ADMIT,
+    **over: Any,
+) -> TransitionRow:
+    """A move that closed its phases in order up to `through`."""
+    at, rows = start, []
+    for seq, phase in enumerate(Phase, start=1):
+        at += TOOK[phase]
+        rows.append(PhaseRow(id, seq, at, phase, Heading.FORWARD, "joined_router" if phase is Phase.ADMIT else "ok", TOOK[phase]))
+        if phase is through:
+            break
+    if rows and len(rows) > 1:
+        rows[1] = replace(rows[1], detail="9 requests handed to w4, w8", numbers={"handed_off": 9, "ended": 3})
+    row = TransitionRow(
+        id=id,
+        worker=name,
+        incarnation=3,
+        from_role=to.other,
+        to_role=to,
+        trigger=Trigger.AUTO,
+        reason=Reason.PREFILL_SUSTAINED_FLIP if to is Role.PREFILL else Reason.DECODE_SUSTAINED_FLIP,
+        numbers=TO_PREFILL if to is Role.PREFILL else TO_DECODE,
+        epoch=4,
+        started_wall_s=start,
+        phase=through,
+        heading=Heading.FORWARD,
+        end=end,
+        ended_wall_s=at if end is not None else None,
+        phases=tuple(rows),
+    )
+    return replace(row, **over)
+
+
+def decision(id: int, at: float, action: str = "hold", reason: str = "balanced", **over: Any) -> DecisionRow:
+    row = DecisionRow(id, at, action, reason, {"ppi": 0.36, "dpi": 0.55}, (), (), (), (), False, 4)
+    return replace(row, **over)
+
+
+@dataclass
+class FakeQueries:
+    """The reads the dashboard makes, from what a test put in. Series are functions of the second."""
+
+    wall: Callable[[], float] = lambda: NOW
+    status_row: StatusRow | None = None
+    worker_rows: tuple[WorkerRow, ...] = ()
+    pin_rows: tuple[PinRow, ...] = ()
+    pause_row: PauseRow | None = None
+    moves: tuple[TransitionRow, ...] = ()
+    decided: tuple[DecisionRow, ...] = ()
+    per_second: Callable[[int], tuple[WorkerSecond, ...]] = lambda _s: ()
+    per_index: Callable[[str, int], float | None] = lambda _i, _s: None
+    fails: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if self.fails:
+            raise OSError("disk I/O error")
+
+    async def status(self) -> StatusRow | None:
+        self._ask("status")
+        return self.status_row
+
+    async def workers(self) -> tuple[WorkerRow, ...]:
+        self._ask("workers")
+        return self.worker_rows
+
+    async def pins(self, now_wall_s: float) -> tuple[PinRow, ...]:
+        return tuple(p for p in self.pin_rows if p.expires_wall_s > now_wall_s)
+
+    async def pause(self, now_wall_s: float) -> PauseRow | None:
+        return self.pause_row if self.pause_row and self.pause_row.expires_wall_s > now_wall_s else None
+
+    async def transitions(
+        self,
+        *,
+        limit: int = 50,
+        worker: str | None = None,
+        open_only: bool = False,
+        since_wall_s: float | None = None,
+        until_wall_s: float | None = None,
+    ) -> tuple[TransitionRow, ...]:
+        rows = [m for m in self.moves if not open_only or m.end is None]
+        rows = [m for m in rows if since_wall_s is None or m.ended_wall_s is None or m.ended_wall_s >= since_wall_s]
+        return tuple(sorted(rows, key=lambda m: -m.started_wall_s)[:limit])
+
+    async def decisions(
+        self, *, limit: int = 100, since_wall_s: float | None = None, until_wall_s: float | None = None
+    ) -> tuple[DecisionRow, ...]:
+        rows = [d for d in self.decided if since_wall_s is None or d.wall_s >= since_wall_s]
+        return tuple(sorted(rows, key=lambda d: -d.wall_s)[:limit])
+
+    async def index_history(self, index: str, since_s: int, until_s: int, step_s: int) -> tuple[IndexSecond, ...]:
+        last = int(min(until_s, self.wall() - 1))
+        values = [(s, self.per_index(index, s)) for s in range(since_s // step_s * step_s, last + 1, step_s)]
+        return tuple(IndexSecond(s, index, v * 0.96, v, v * 1.04) for s, v in values if v is not None)
+
+    async def worker_history(self, since_s: int, until_s: int, step_s: int) -> tuple[WorkerSecond, ...]:
+        last = int(min(until_s, self.wall() - 1))
+        return tuple(row for s in range(since_s // step_s * step_s, last + 1, step_s) for row in self.per_second(s))
+
+    async def latest_worker_seconds(self) -> tuple[WorkerSecond, ...]:
+        return self.per_second(int(self.wall() - 1))
+
+
+@dataclass
+class FakeController:
+    """Notes each action and answers as told. Its stream names events until `is_gone`."""
+
+    answer: Problem | None = None
+    is_gone: bool = False
+    done: list[tuple[Any, ...]] = field(default_factory=list)
+    told: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+    async def pin(self, worker: str, role: str, ttl_s: float, reason: str, expected_version: int | None) -> Problem | None:
+        return self._note("pin", worker, role, ttl_s, reason, expected_version)
+
+    async def unpin(self, worker: str, reason: str) -> Problem | None:
+        return self._note("unpin", worker, reason)
+
+    async def pause(self, reason: str, ttl_s: float) -> Problem | None:
+        return self._note("pause", reason, ttl_s)
+
+    async def resume(self, reason: str) -> Problem | None:
+        return self._note("resume", reason)
+
+    async def events(self) -> AsyncIterator[str]:
+        if self.is_gone:
+            raise ControllerGone("gone")
+        yield ""
+        while True:
+            yield await self.told.get()
+
+    def _note(self, *what: Any) -> Problem | None:
+        if self.answer is None:
+            self.done.append(what)
+        return self.answer
+
+
+def busy_fleet(wall: Callable[[], float]) -> FakeQueries:
+    """Eight workers after a burst: two moved and went back, four lent, one was silent for a while, one is pinned."""
+    t0 = wall()
+    start = t0 - 900
+
+    def at(share: float) -> float:
+        return start + share * 900
+
+    flips = {"w3": (at(0.38), at(0.80)), "w7": (at(0.42), at(0.77))}
+    lent = {"w4": (at(0.34), at(0.44)), "w5": (at(0.35), at(0.43)), "w6": (at(0.345), at(0.41)), "w8": (at(0.345), at(0.40))}
+    silent = ("w5", at(0.23), at(0.30))
+    roles = {"w1": Role.PREFILL, "w2": Role.PREFILL} | {f"w{i}": Role.DECODE for i in range(3, 9)}
+
+    def per_second(s: int) -> tuple[WorkerSecond, ...]:
+        rows = []
+        for name, home in roles.items():
+            if name == silent[0] and silent[1] <= s < silent[2]:
+                continue
+            moved = name in flips and flips[name][0] + 4 <= s < flips[name][1]
+            begin, end = lent.get(name, (0.0, 0.0))
+            wobble = 0.06 * math.sin(s / 7 + int(name[1:]))
+            rows.append(
+                second(
+                    s,
+                    name,
+                    Role.PREFILL if moved else home,
+                    lending=begin <= s < end,
+                    borrowed_tokens_total=min(max(0.0, s - begin), end - begin) * 190,
+                    pressure=0.5 + wobble,
+                    slack_s=0.0141 - wobble / 10,
+                )
+            )
+        return tuple(rows)
+
+    def bump(x: float, middle: float, width: float) -> float:
+        return math.exp(-(((x - middle) / width) ** 2))
+
+    def per_index(index: str, s: int) -> float | None:
+        x = (s - start) / 900
+        if 0.52 < x < 0.535:
+            return None
+        if index == "ppi":
+            return 0.33 + 1.3 * bump(x, 0.38, 0.035) + 0.7 * bump(x, 0.90, 0.012) + 0.04 * math.sin(s / 5)
+        return 0.53 + 0.2 * bump(x, 0.41, 0.05) + 0.42 * bump(x, 0.77, 0.03) + 0.02 * math.sin(s / 6)
+
+    to_prefill = {"worker": "w3", "from": "decode", "to": "prefill", "trigger": "auto"}
+    to_decode = {"worker": "w7", "from": "prefill", "to": "decode", "trigger": "auto"}
+    resident = {"worker": "w4", "rule": "residence", "detail": "", "numbers": {"in_role_s": 3.1, "residence_s": 5.0}}
+    pinned = {"worker": "w1", "rule": "pinned", "detail": "", "numbers": {}}
+    lend, stay, flip = "borrow", "hold", "flip"
+    over, sustained, trend = "prefill_over_borrow", "prefill_sustained_flip", "prefill_trend_flip"
+    decided = (
+        decision(1, at(0.34), lend, over, numbers={"ppi": 1.04, "prefill_over": 1.0}, lenders=("w4", "w5", "w6", "w8")),
+        decision(2, at(0.375), stay, "persisting", numbers={"ppi": 1.31, "over_for_s": 0.4, "persist_s": 1.0}),
+        decision(3, at(0.38), flip, sustained, numbers={"ppi": 1.38, "over_for_s": 1.04}, flips=(to_prefill,)),
+        decision(4, at(0.42), flip, trend, numbers={"ppi": 1.61}, flips=({**to_prefill, "worker": "w7"},)),
+        decision(5, at(0.47), stay, "flip_refused", numbers={"ppi": 1.22}, refusals=(resident, pinned)),
+        decision(6, at(0.77), flip, "decode_sustained_flip", numbers={"dpi": 0.97}, flips=(to_decode,)),
+        decision(7, at(0.80), flip, "home_flip", numbers={"dpi": 0.93, "ppi": 0.31}, flips=({**to_decode, "worker": "w3"},)),
+        decision(8, at(0.90), lend, over, numbers={"ppi": 1.02}, lenders=("w4",)),
+        decision(9, at(0.925), stay, "balanced"),
+    )
+    moves = (
+        move("m-01", "w3", flips["w3"][0]),
+        move("m-02", "w7", flips["w7"][0]),
+        move("m-03", "w7", flips["w7"][1], Role.DECODE),
+        move("m-04", "w3", flips["w3"][1], Role.DECODE),
+        move(
+            "m-05",
+            "w6",
+            at(0.60),
+            end=End.ROLLED_BACK,
+            through=Phase.SWITCH,
+            heading=Heading.BACK,
+            detail="engine answered: not idle",
+        ),
+    )
+    pins = (PinRow("w1", Role.PREFILL, "benchmark keeps it", "ana", at(0.6), t0 + 2700, version=2),)
+    rows = tuple(
+        worker(
+            n,
+            r,
+            registered_wall_s=t0 - 7200,
+            seen_wall_s=t0 + 10**6,
+            flippable=n != "w2",
+            not_flippable_why="started without --enable-pd-role-switch" if n == "w2" else "",
+        )
+        for n, r in roles.items()
+    )
+    return FakeQueries(wall, status(t0), rows, pins, None, moves, decided, per_second, per_index)
