@@ -71,11 +71,13 @@ class BootstrapServer:
         self._refused = _Remembered()  # rooms refused here before the decode half was ready
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._is_stopped = False
 
     async def start(self, sock: Any) -> None:
         self._server = await asyncio.start_server(self._serve, sock=sock)
 
     async def stop(self) -> None:
+        self._is_stopped = True
         if self._server is not None:
             self._server.close()
         for writer in list(self._writers):
@@ -110,6 +112,8 @@ class BootstrapServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
+            if self._is_stopped:
+                return  # it was accepted while the server closed
             while raw := await reader.readline():
                 self._heard(json.loads(raw), writer)
         except (OSError, ValueError):

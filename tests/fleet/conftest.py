@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -28,9 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """1 prefill : 3 decode, one process a worker, so that each can be killed alone."""
-    spec = FleetSpec(prefill=1, decode=3, workers_per_process=1, dashboard=False, policy={"backoff_s": 1.0})
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """1 prefill : 3 decode, one process a worker, so that each can be killed alone. A module may set POLICY."""
+    policy = {"backoff_s": 1.0, **getattr(request.module, "POLICY", {})}
+    spec = FleetSpec(prefill=1, decode=3, workers_per_process=1, dashboard=False, policy=policy)
     with running(spec, tmp_path_factory.mktemp("fleet"), lambda text: None, keep=True) as started:
         yield started
 
@@ -108,5 +110,16 @@ def failures(outcomes: list[Outcome]) -> list[str]:
     return [f"at {o.arrival_s:.1f} s: {o.error or 'corrupted'}" for o in outcomes if not o.completed or o.corrupted]
 
 
-def folder_of(fleet: Fleet) -> Path:
-    return fleet.folder
+def kill(fleet: Fleet, name: str) -> None:
+    """SIGKILL one child, and prove that it is gone."""
+    child = fleet.children[name]
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.process is not None
+    assert child.process.wait(10) == -signal.SIGKILL
+
+
+def all_serving(api: Api, fleet: Fleet) -> None:
+    until(
+        lambda: set(api.states().values()) == {"serving"} and len(api.states()) == len(fleet.workers), 30, "all workers serving"
+    )
+    until(lambda: all(m["end"] is not None for m in api.get("transitions", limit=20)), 30, "the end of open moves")

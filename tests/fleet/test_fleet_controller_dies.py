@@ -1,0 +1,37 @@
+"""The controller is killed while its fleet is overloaded and lending: the fleet falls back to plain static, and back again."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+from conftest import Api, Load, all_serving, failures, kill, steady, until  # type: ignore[attr-defined]
+
+from cli.fleet import Fleet
+
+pytestmark = pytest.mark.faults
+
+
+def grants(fleet: Fleet) -> dict[str, object]:
+    return {w.name: httpx.get(f"{w.sidecar_url}/state", timeout=5).json()["grant"] for w in fleet.workers}
+
+
+def test_kill_9_of_the_controller_fails_no_request_and_grants_die_within_their_ttl(fleet: Fleet, api: Api) -> None:
+    all_serving(api, fleet)
+    load = Load(fleet, steady(14, rate=14, prompt=2500), "controller")
+    until(lambda: any(grants(fleet).values()), 15, "lending")
+    epoch = api.get("status")["epoch"]
+    kill(fleet, "controller")
+    with pytest.raises(httpx.HTTPError):
+        api.get("status")
+    until(lambda: not any(grants(fleet).values()), 1.5, "the end of every grant")
+    time.sleep(1)
+    fleet.restart("controller")
+    until(lambda: api.get("status")["epoch"] > epoch, 20, "a new epoch")
+    started_s = api.get("status")["started_wall_s"]
+    until(lambda: bool(api.get("status")["lenders"]) or load.progress.done == load.progress.total, 20, "lending again")
+    assert failures(load.finish()) == []
+    all_serving(api, fleet)
+    moves = [m["started_wall_s"] - started_s for m in api.get("transitions", limit=50) if m["started_wall_s"] >= started_s]
+    assert all(after >= 1.0 for after in moves), "no move in the first second"
