@@ -228,7 +228,7 @@ async def reset_emulators(fleet: Any) -> None:
 
 
 async def engine_stats(fleet: Any) -> dict[str, Any]:
-    """What the emulated engines counted, over all workers: the worst lateness, and lent work added up."""
+    """What the emulated engines counted, over all steps of all workers: lateness, and lent work added up."""
     import httpx
 
     found: list[Mapping[str, Any]] = []
@@ -239,7 +239,7 @@ async def engine_stats(fleet: Any) -> dict[str, Any]:
     for stats in found:
         for size, many in stats["chunk_sizes"].items():
             sizes[size] = sizes.get(size, 0) + many
-    late = max((s["late_p99_s"] or 0.0) for s in found)
+    late = _pooled_p99([s["late_histogram"] for s in found])
     lent = [s["lent_gap_p99_s"] for s in found if s["lent_gap_p99_s"] is not None]
     return {
         "borrowed_prompts": sum(s["borrowed"]["prompts"] for s in found),
@@ -251,6 +251,17 @@ async def engine_stats(fleet: Any) -> dict[str, Any]:
         "chunk_sizes": dict(sorted(sizes.items(), key=lambda kv: int(kv[0]))),
         "handoffs": sum(s["handoffs_out"] for s in found),
     }
+
+
+def _pooled_p99(histograms: list[Mapping[str, Any]]) -> float:
+    """p99 over the steps of all workers, as the upper edge of its bucket; seconds."""
+    counts = [sum(column) for column in zip(*(h["counts"] for h in histograms), strict=True)]
+    left = 0.99 * sum(counts)
+    for i, many in enumerate(counts):
+        left -= many
+        if left <= 0:
+            return float((i + 1) * histograms[0]["bucket_s"])
+    return 0.0
 
 
 def _report(fleet: Any, workload: Any, runs: list[Run], json_file: Path | None, picture: Path) -> bool:

@@ -56,6 +56,8 @@ class RouterPart:
 
                 self._routing.want(w, None, done=left, failed=lambda why: self._stop(held, why), give_up_s=LEAVE_LIMIT_S)
             case Effect.JOIN_EARLY:
+                if row.phases and row.phases[-1].numbers.get("held") is False:
+                    return  # nobody would hold early requests back at the worker
                 # A try that may fail: JOIN_ROUTER asks again, and waits.
                 self._routing.want(w, row.to_role, give_up_s=0.0)
             case Effect.JOIN_ROUTER | Effect.REJOIN_ROUTER:

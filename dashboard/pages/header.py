@@ -46,6 +46,7 @@ class HeaderView:
     figures: tuple[Figure, ...]
     banners: tuple[Banner, ...]
     is_stale: bool
+    is_paused: bool  # an open page shows or hides the resume form by it
     now_wall_s: float
     command: str  # what to run next, where there is such a thing
     chips: tuple[Chip, ...]
@@ -59,7 +60,15 @@ def view(facts: Facts, is_fragment: bool = False) -> HeaderView:
     elif not facts.present:
         command = "fluidpd sidecar --help"
     return HeaderView(
-        answer(facts), figures(facts), banners(facts), facts.is_stale, facts.now_s, command, chips(facts), is_fragment
+        answer=answer(facts),
+        figures=figures(facts),
+        banners=banners(facts),
+        is_stale=facts.is_stale,
+        is_paused=facts.pause is not None,
+        now_wall_s=facts.now_s,
+        command=command,
+        chips=chips(facts),
+        is_fragment=is_fragment,
     )
 
 

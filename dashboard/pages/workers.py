@@ -63,7 +63,7 @@ def worker_view(w: WorkerRow, s: WorkerSecond | None, pin: PinRow | None, now_s:
         state=w.state.value,
         state_words=fmt.STATES[w.state],
         tone="bad" if w.state in BAD else "warn" if w.state in WARN else "",
-        age=fmt.ago(max(0.0, now_s - w.seen_wall_s)),
+        age=fmt.ago(max(0.0, now_s - _heard_wall_s(w, s))),
         pressure=fmt.number(s.pressure if s else None),
         # Slack is a decode worker's; on a prefill worker there is no such number, which is not the same as unknown.
         slack=fmt.seconds(s.slack_s if s else None) if w.role is Role.DECODE else "–",
@@ -77,6 +77,13 @@ def worker_view(w: WorkerRow, s: WorkerSecond | None, pin: PinRow | None, now_s:
         is_flippable=w.flippable,
         engine=f"{w.engine} {w.engine_version}".strip(),
     )
+
+
+def _heard_wall_s(w: WorkerRow, s: WorkerSecond | None) -> float:
+    """When it was last heard: the registry's row is written now and then, the per-second row knows better."""
+    if s is None or s.age_s is None:
+        return w.seen_wall_s
+    return max(w.seen_wall_s, s.second + 1 - s.age_s)
 
 
 def _load(w: WorkerRow, s: WorkerSecond | None) -> str:

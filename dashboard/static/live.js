@@ -101,6 +101,11 @@
     if (part.dataset.part === "header") {
       const answer = part.querySelector(".answer");
       document.body.classList.toggle("is-stale", answer.dataset.stale === "yes");
+      // The forms are not swapped (somebody may be typing); only which of them make sense follows.
+      const paused = answer.dataset.paused === "yes", resume = document.getElementById("act-resume");
+      if (resume && !resume.open) resume.hidden = !paused;
+      const pause = document.querySelector("#act-pause > summary");
+      if (pause) pause.textContent = paused ? "Extend pause…" : "Pause…";
       document.title = `${answer.querySelector("h1").textContent.trim()} · FluidPD`;
     }
   });

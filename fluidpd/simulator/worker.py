@@ -513,7 +513,8 @@ class WorkerModel:
             self.counters.borrowed_tokens += step.lent_tokens
             self.counters.floor_steps += step.by_floor
             self.chunk_sizes[step.lent_tokens] = self.chunk_sizes.get(step.lent_tokens, 0) + 1
-            self.borrow_rate = _ewma(self.borrow_rate, step.lent_tokens / step.duration_s)
+            if self.borrow_rate is None or step.chunks[0][0].rest > 0:  # a prompt's small last chunk says nothing about speed
+                self.borrow_rate = _ewma(self.borrow_rate, step.lent_tokens / step.duration_s)
             slo = (self.grant or _NO_TERMS).tbt_slo_s
             self._over_slo = self._over_slo + 1 if step.decodes and step.duration_s > slo and not step.by_floor else 0
             if self._over_slo >= 2:  # measured, not predicted: stop lending for a while, whatever the model says

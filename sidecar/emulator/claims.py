@@ -77,6 +77,8 @@ class Claims:
         # Without an answer it may have been given all the same: the prefill worker says so on the pairing's own connection.
         given = message.given or (message.why in _NO_VERDICT and self._worker.links.was_given(message.room))
         self._worker.claim_settled(message.room, given)
+        if given:
+            self._worker.room_given(message.room)  # if it came after the claim was given up: the prompt's home is here
 
     def sidecar_lost(self) -> None:
         for asked in list(self._asked.values()):

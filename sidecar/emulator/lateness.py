@@ -13,6 +13,7 @@ from fluidpd.simulator.worker import Step
 from fluidpd.slo import nearest_rank
 
 _KEPT = 50_000
+BUCKET_S, BUCKETS = 0.00025, 200  # lateness up to 50 ms, so that a reader can pool workers
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
@@ -25,7 +26,8 @@ class Meter:
 
     late_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     lent_gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    residuals_s: deque[float] = field(default_factory=lambda: deque(maxlen=2_000))
+    residuals_s: deque[float] = field(default_factory=lambda: deque(maxlen=500))
+    late_histogram: list[int] = field(default_factory=lambda: [0] * (BUCKETS + 1))  # the last one is overflow
     late_max_s: float = 0.0
     steps: int = 0
     lent_steps: int = 0
@@ -40,6 +42,7 @@ class Meter:
         self.steps += 1
         self.late_s.append(late_s)
         self.late_max_s = max(self.late_max_s, late_s)
+        self.late_histogram[min(BUCKETS, int(late_s / BUCKET_S))] += 1
         self.residuals_s.append(abs(step.duration_s - predicted_s))
         took_us, batch = step.duration_s * 1e6, len(step.decodes)
         if batch:
@@ -62,11 +65,12 @@ class Meter:
     def residual_p995_s(self) -> float | None:
         return _quantile(self.residuals_s, 0.995)
 
-    def report(self) -> dict[str, float | int | None]:
+    def report(self) -> dict[str, object]:
         return {
             "late_p50_s": _quantile(self.late_s, 0.5),
             "late_p99_s": _quantile(self.late_s, 0.99),
             "late_max_s": self.late_max_s,
+            "late_histogram": {"bucket_s": BUCKET_S, "counts": self.late_histogram},
             "steps": self.steps,
             "lent_steps": self.lent_steps,
             "lent_gap_p99_s": _quantile(self.lent_gaps_s, 0.99),

@@ -103,7 +103,7 @@ async def test_a_decode_half_learns_that_its_prefill_half_was_aborted() -> None:
 
 
 async def test_rooms_of_a_lost_prefill_worker_fail_in_the_stream_and_borrowed_ones_do_not() -> None:
-    async with fleet(PD) as f:
+    async with fleet(PD, peer_patience_s=0.3) as f:
         decode = f.worker("d")
         bodies = [
             {"text": f"room {i}", "sampling_params": {"max_new_tokens": 4}, "stream": True, **f.pair("p")} for i in range(2)
