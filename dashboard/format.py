@@ -152,7 +152,7 @@ def amount(value: float | None) -> str:
 def label_of(key: str) -> str:
     if key in NUMBER_NAMES:
         return NUMBER_NAMES[key]
-    for suffix in ("_tokens", "_bytes", "_share", "_s"):
+    for suffix in ("_tokens", "_bytes", "_share", "_per_s", "_s"):
         if key.endswith(suffix) and len(key) > len(suffix):
             return key.removesuffix(suffix).replace("_", " ")
     return key.replace("_", " ")
@@ -170,6 +170,8 @@ def quantity(key: str, value: object) -> str:
         return f"{amount(value)}B" if abs(value) >= 1e4 else f"{value:.0f} B"
     if key.endswith("_share"):
         return share(value)
+    if key.endswith("_per_s"):
+        return f"{amount(value)} per second"
     if key.endswith("_s"):
         return seconds(value)
     return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e4 else f"{value:.3g}"

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 JUMP_PROMPTS = 4
 JUMP_TOKENS = 8192
+SLOW_S = 1.0
+SLOW_NOTE = "health_slow"  # the engine's HTTP side answers late or not at all while its plugin speaks: slow, not dead
 
 
 class Gpu(Protocol):
@@ -87,6 +89,7 @@ class Sampler:
         self._plugin_at_s = -math.inf
         self._engine_role: Role | None = None
         self._disagreement = ""
+        self._is_slow = False
         self._gpu_values: dict[str, float] = {}
 
     @property
@@ -106,7 +109,8 @@ class Sampler:
             self._disagreement = ""
         queue = said.queue[:QUEUE_LIMIT] if said.queue is not None else None
         total = said.queue_total if said.queue_total is not None else (len(said.queue) if said.queue is not None else None)
-        self._emit(said.role, said.engine_state, said.values, queue, total, (self._disagreement,) if self._disagreement else ())
+        notes = (*((self._disagreement,) if self._disagreement else ()), *((SLOW_NOTE,) if self._is_slow else ()))
+        self._emit(said.role, said.engine_state, said.values, queue, total, notes)
 
     async def run(self) -> None:
         """Poll the engine: slowly, as a cross-check, while the plugin speaks, and at the sample rate while it does not."""
@@ -117,8 +121,9 @@ class Sampler:
             await self._clock.sleep(period_s - (self._clock.now() - began_s))
 
     async def poll(self) -> None:
-        spoke = self.plugin_speaks
+        spoke, began_s = self.plugin_speaks, self._clock.now()
         measured = await self._engine.measure(with_page=not spoke)
+        self._is_slow = measured is None or self._clock.now() - began_s >= SLOW_S
         self._gpu_values = self._gpu.read()
         self.engine_reachable = measured is not None
         if measured is None:

@@ -126,6 +126,18 @@ async def test_while_the_plugin_speaks_the_engine_is_only_a_cross_check() -> Non
     assert len(sent.samples) == 2 and "the plugin says prefill, the engine last said decode" in sent.samples[1].notes[0]
 
 
+async def test_an_engine_whose_http_side_hangs_while_its_plugin_speaks_is_slow_and_not_dead() -> None:
+    sent = Sent(engine=FakeEngine(reachable=False))
+    sent.say()
+    await sent.sampler.poll()
+    sent.say(0.06)
+    assert "health_slow" in sent.samples[-1].notes and sent.samples[-1].engine_state == "serving"
+    sent.engine.reachable = True
+    await sent.sampler.poll()
+    sent.say(0.06)
+    assert "health_slow" not in sent.samples[-1].notes
+
+
 async def test_a_silent_plugin_is_not_repeated_the_engine_is_asked() -> None:
     sent = Sent()
     sent.say(values={"batch": 9})
