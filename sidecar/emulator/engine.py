@@ -192,7 +192,7 @@ class Engine:
             elif now - due < CATCH_UP_S:
                 start = due
             else:
-                start, self.meter.restarts = now, self.meter.restarts + 1
+                start, self.meter.restarts, self.meter.jumped = now, self.meter.restarts + 1, True
             if self.outside is not None:
                 self.outside.boundary(start)
             planned = self.model.plan(start)

@@ -32,6 +32,7 @@ class Meter:
     steps: int = 0
     lent_steps: int = 0
     restarts: int = 0  # times the wall was so far ahead that the engine clock jumped to it
+    jumped: bool = False  # the step under way began after such a jump: its gaps are this machine's, not the engine's
     prefill_busy_us: float = 0.0
     prefill_uncached_tokens: int = 0
     prefill_steps: int = 0
@@ -58,7 +59,8 @@ class Meter:
         if step.chunks:
             self.prefill_steps += 1
             self.prefill_uncached_tokens += sum(tokens for _, tokens in step.chunks)
-        if step.lent_tokens and batch:
+        jumped, self.jumped = self.jumped, False
+        if step.lent_tokens and batch and not jumped:
             self.lent_steps += 1
             self.lent_gaps_s.extend(step.due_s - j.last_token_s for j in step.decodes if j.last_token_s is not None)
 
