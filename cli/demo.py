@@ -56,14 +56,16 @@ def demo(
       fluidpd demo --minutes 2 --exit --json out.json
       fluidpd demo --trace azure2023_code:minutes=1,servegen_deepseek-r1:rate=0.15:cap=1000:minutes=2 --exit
     """
+    import httpx
+
     from cli.fleet import FleetSpec, FleetTrouble, running
     from cli.workloads import labelled, load_workload
 
     if only not in (None, "static", "thresholds"):
         fail(f"--only takes static or thresholds, not {only!r}", Exit.USAGE)
     for path in (json_file, picture):
-        if path is not None and not path.resolve().parent.is_dir():
-            fail(f"cannot write {path}: there is no folder {path.resolve().parent}", Exit.USAGE)
+        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+            fail(f"cannot write {path}: name a file in a folder that exists", Exit.USAGE)
     workload = load_workload(trace, minutes=minutes, rate=rate, seed=seed)
     say(f"workload: {labelled(workload)}; {len(workload.requests)} requests in {workload.duration_s:.0f} s")
     say("engine: EMULATED workers (they stand in for a GPU; step times from measured H100 tables). Router, HTTP, SQL are real.")
@@ -80,12 +82,14 @@ def demo(
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     place = folder or Path(tempfile.mkdtemp(prefix="fluidpd-demo-"))
+    shown = False
     try:
         with running(spec, place, say, keep=folder is not None) as fleet:
             say(f"dashboard: {fleet.dashboard_url}")
             names = [only] if only else ["static", "thresholds"]
             runs = asyncio.run(_compare(fleet, workload, names))
             ok = _report(fleet, workload, runs, json_file, picture)
+            shown = True
             if not leave:
                 say(f"dashboard: {fleet.dashboard_url} stays up until Ctrl-C")
                 while True:
@@ -93,6 +97,11 @@ def demo(
                     fleet.raise_if_died()
     except FleetTrouble as problem:
         fail(str(problem), Exit.FAILURE)
+    except httpx.HTTPError as problem:
+        fail(
+            f"the fleet stopped answering ({type(problem).__name__}: {problem}); run again with --folder to keep its logs",
+            Exit.FAILURE,
+        )
     except OSError as problem:
         fail(
             f"{problem.strerror or problem}: {problem.filename or place}; free some space or choose another --folder",
@@ -100,7 +109,7 @@ def demo(
         )
     except KeyboardInterrupt:
         say("stopped")
-        raise typer.Exit(0 if not leave else 130) from None
+        raise typer.Exit(0 if shown and not leave else 130) from None
     if not ok:
         raise typer.Exit(int(Exit.FAILURE))
 
@@ -151,10 +160,15 @@ async def _run(fleet: Any, api: Any, workload: Any, name: str) -> Run:
         return outcome.completed and not outcome.corrupted and meets_slo(outcome.ttft_s, outcome.gaps_s, slo)
 
     watch = asyncio.create_task(_show_progress(fleet, api, name, progress, workload.duration_s))
+    played = asyncio.create_task(replay(workload, fleet.router_url, f"{name}-{os.getpid()}", progress, good))
     try:
-        outcomes = await replay(workload, fleet.router_url, f"{name}-{os.getpid()}", progress, good)
+        await asyncio.wait({watch, played}, return_when=asyncio.FIRST_COMPLETED)
+        if not played.done():
+            await watch  # it ends before the replay only when a part of the fleet has died: raises what it found
+        outcomes = await played
     finally:
         watch.cancel()
+        played.cancel()
     ended = time.time()
     await _settle(api)
     moves = (await api.get("/api/v1/transitions", params={"limit": 500})).json()
@@ -193,9 +207,10 @@ async def _show_progress(fleet: Any, api: Any, name: str, progress: Any, duratio
 
     live = sys.stderr.isatty()
     while True:
-        await asyncio.sleep(1.0 if live else 10.0)
-        try:
+        for _ in range(10):
+            await asyncio.sleep(0.1 if live else 1.0)
             fleet.raise_if_died()
+        try:
             status = (await api.get("/api/v1/status")).json()
             rows = (await api.get("/api/v1/workers")).json()
         except httpx.HTTPError:

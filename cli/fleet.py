@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,8 @@ class Fleet:
         self._start_emulators()
         for w in self.workers:
             self._wait(f"emulated worker {w.name}", f"{w.url}/health")
+        if find_spec("sglang_router") is None:
+            raise FleetTrouble("sglang-router is not installed: run `make setup`, or `pip install sglang-router==0.3.2`")
         say("starting the router (sglang-router, P/D mode)")
         self._launch("router", self._router_argv(), niceness=0)
         self._wait("the router", f"{self.router_url}/readiness", seconds=60)
@@ -397,6 +400,9 @@ def running(spec: FleetSpec, folder: Path, say: Callable[[str], None], *, keep: 
     try:
         fleet.start(say)
         yield fleet
+    except FleetTrouble:
+        keep = True  # the message names a log in there
+        raise
     finally:
         fleet.stop()
         if not keep:

@@ -34,7 +34,16 @@ for _name in ("demo", "simulate"):
 
 for _look in (status.status, status.workers, status.transitions, status.decisions):
     app.command()(_look)
-for _act in (operate.pin, operate.unpin, operate.pause, operate.resume, operate.remap, operate.chunk, operate.cancel):
+for _act in (
+    operate.pin,
+    operate.unpin,
+    operate.pause,
+    operate.resume,
+    operate.remap,
+    operate.chunk,
+    operate.cancel,
+    operate.forget,
+):
     app.command()(_act)
 for _part in (controller.controller, sidecar.sidecar, dashboard.dashboard, emulate.emulate):
     app.command()(_part)

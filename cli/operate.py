@@ -214,6 +214,28 @@ def cancel(
     shown(answer, output, f"asked {transition} to stop; `fluidpd transitions` shows where it ends", dry_run)
 
 
+def forget(
+    context: typer.Context,
+    worker: WorkerArgument,
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Format.TABLE,
+    timeout: TimeoutOption = 10.0,
+) -> None:
+    """Deregister a worker that is gone for good. Its history stays; a sidecar that still speaks for it must register anew.
+
+    \b
+    Examples:
+      fluidpd forget w9 --reason "machine returned to the vendor"
+    """
+    with reaching(context, server, timeout) as api:
+        if dry_run:
+            known_worker(api, worker)
+        answer = act(api, "DELETE", f"/workers/{quote(worker, safe='')}", {"reason": reason_of(reason)}, dry_run)
+    shown(answer, output, f"{worker} is deregistered", dry_run)
+
+
 # ---------------------------------------------------------------- shared by the commands above
 
 

@@ -298,8 +298,13 @@ class WorkerView:
 
     @property
     def counts(self) -> bool:
-        """Whether it is serving capacity of its role right now."""
+        """Whether it may be serving its role: a role with such a worker is not empty."""
         return self.state in (WorkerState.SERVING, WorkerState.SLOW, WorkerState.STALE, WorkerState.WARMING)
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is known to serve its role: only such workers hold a floor or carry another's load."""
+        return self.state in (WorkerState.SERVING, WorkerState.SLOW)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class Facts:
     targets: Targets | None
     lenders: tuple[str, ...]  # who would lend if this judgement allowed it
     missing: tuple[str, ...]
+    pins: tuple[tuple[Flip, Refusal | None], ...] = ()  # what standing pins ask for, and what refuses it
 
     @property
     def now_s(self) -> float:
@@ -66,7 +67,7 @@ class Facts:
             reason=reason,
             flips=flips,
             lenders=lenders,
-            refusals=refusals,
+            refusals=(*refusals, *(r for _, r in self.pins if r is not None)),  # a pin that cannot be obeyed is never silent
             numbers=shown,
             missing=self.missing,
             would_have=self.snapshot.mode is Mode.ADVISORY,
@@ -90,11 +91,10 @@ def decide(
         w.name for w in snapshot.workers if w.state not in _ABSENT and (w.age_s(now_s) > settings.flip_max_age_s or _partial(w))
     )
     facts = Facts(snapshot, indices, memory, settings, targets, _lenders(snapshot, indices, memory, settings), missing)
+    facts = replace(facts, pins=_pinned_elsewhere(facts))
     decision = next(d for rule in RULES if (d := rule(facts)) is not None)
     memory = memory.lent(decision.lenders)
-    if decision.flips and not decision.would_have:
-        memory = memory.flipped(len(decision.flips), now_s)
-    return decision, memory
+    return decision, memory.spent() if decision.flips and not decision.would_have else memory
 
 
 def _partial(w: WorkerView) -> bool:
@@ -145,15 +145,29 @@ def _pins(f: Facts) -> Decision | None:
     """A pin to the other role is an order from a person; floors and a healthy engine still stand before it."""
     if f.now_s - f.memory.started_s < f.settings.first_flip_after_s:
         return None
-    for w in f.snapshot.workers:
-        if w.pinned_role is None or w.pinned_role is w.role or w.state in _ABSENT:
+    if f.snapshot.mode is Mode.ADVISORY and any(_is_empty(f.snapshot, role) for role in Role):
+        return None  # nobody will carry the pin out, so it must not hide that a role is empty
+    flip = next((flip for flip, refusal in f.pins if refusal is None), None)
+    return f.say(Action.FLIP, Reason.PIN_MOVE, flips=(flip,), lenders=f.lenders) if flip is not None else None
+
+
+def _pinned_elsewhere(facts: Facts) -> tuple[tuple[Flip, Refusal | None], ...]:
+    found: list[tuple[Flip, Refusal | None]] = []
+    for w in facts.snapshot.workers:
+        if w.pinned_role is None or w.pinned_role is w.role or w.state in _ABSENT or w.state is WorkerState.MOVING:
             continue
         flip = Flip(w.name, w.role, w.pinned_role, Trigger.PIN)
-        pool = PoolLoad.of(f.snapshot, f.indices, w.role)
-        refusal = first_refusal(Case(f.snapshot, f.indices, f.memory, f.settings, flip, w, pool, f.targets))
-        if refusal is None:
-            return f.say(Action.FLIP, Reason.PIN_MOVE, flips=(flip,), lenders=f.lenders)
-    return None
+        pool = PoolLoad.of(facts.snapshot, facts.indices, w.role)
+        found.append((flip, first_refusal(_case(facts, flip, w, pool))))
+    return tuple(found)
+
+
+def _case(f: Facts, flip: Flip, w: WorkerView, pool: PoolLoad) -> Case:
+    return Case(f.snapshot, f.indices, f.memory, f.settings, flip, w, pool, f.targets)
+
+
+def _is_empty(snapshot: Snapshot, role: Role) -> bool:
+    return not any(w.counts for w in snapshot.of(role)) and not any(m.to_role is role for m in snapshot.open_moves)
 
 
 def _nobody(f: Facts) -> Decision | None:
@@ -173,7 +187,7 @@ def _quorum(f: Facts) -> Decision | None:
 def _empty_role(f: Facts) -> Decision | None:
     """A role nobody serves is an emergency: persistence and residence are bypassed; pins, floors and survivors are not."""
     for role in Role:
-        if any(w.counts for w in f.snapshot.of(role)) or any(m.to_role is role for m in f.snapshot.open_moves):
+        if not _is_empty(f.snapshot, role):
             continue
         if f.now_s - f.memory.started_s < f.settings.emergency_grace_s or not f.settings.flip:
             return f.say(Action.HOLD, Reason.ROLE_EMPTY_NO_DONOR, waited_s=f.now_s - f.memory.started_s)
@@ -256,7 +270,7 @@ def _home(f: Facts) -> Decision | None:
     home = f.settings.home_prefill
     if home is None or not f.settings.flip or not f.held(f.memory.home_since_s, f.settings.home_after_s):
         return None
-    serving = [w for w in f.snapshot.of(Role.PREFILL) if w.counts]
+    serving = [w for w in f.snapshot.of(Role.PREFILL) if w.serves]
     if len(serving) <= home:
         return None
     easy = f.settings.model_copy(update={"busy_limit_share": f.settings.home_busy_share})
@@ -298,7 +312,7 @@ def _first_allowed(f: Facts, from_role: Role, trigger: Trigger) -> tuple[tuple[F
     refusals = []
     for w in victims(f.snapshot, f.indices, from_role):
         flip = Flip(w.name, from_role, from_role.other, trigger)
-        refusal = first_refusal(Case(f.snapshot, f.indices, f.memory, f.settings, flip, w, pool, f.targets))
+        refusal = first_refusal(_case(f, flip, w, pool))
         if refusal is None:
             return (flip,), ()
         refusals.append(refusal)

@@ -36,6 +36,10 @@ class PoolLoad:
         for w in snapshot.workers:
             if w.role is not role or not w.counts:
                 continue
+            if not w.serves:
+                # What has just arrived carries nothing yet; what has fallen silent carries something nobody knows.
+                unreadable = w.name if w.state is WorkerState.STALE else unreadable
+                continue
             serving += 1
             if role is Role.PREFILL:
                 share = w.readings.prefill_busy_share
@@ -74,7 +78,7 @@ class Case:
     @property
     def left(self) -> int:
         """Workers that would still serve the old role."""
-        return self.pool.serving - (1 if self.worker.counts and self.worker.role is self.pool.role else 0)
+        return self.pool.serving - (1 if self.worker.serves and self.worker.role is self.pool.role else 0)
 
 
 def _automation_off(c: Case) -> Refusal | None:

@@ -33,16 +33,13 @@ class Memory:
     def lent(self, lenders: tuple[str, ...]) -> Memory:
         return self if lenders == self.lenders else replace(self, lenders=lenders)
 
+    def spent(self) -> Memory:
+        """A move was decided: the evidence that led to it counts for no other."""
+        return replace(self, prefill_high_since_s=None, decode_high_since_s=None, trend_since_s=None, home_since_s=None)
+
     def flipped(self, count: int, now_s: float) -> Memory:
-        """A move was ordered: the evidence that led to it is spent."""
-        return replace(
-            self,
-            flips_s=(*(t for t in self.flips_s if now_s - t < 60.0), *([now_s] * count)),
-            prefill_high_since_s=None,
-            decode_high_since_s=None,
-            trend_since_s=None,
-            home_since_s=None,
-        )
+        """Moves have really begun: they count against the budget of this minute."""
+        return replace(self, flips_s=(*(t for t in self.flips_s if now_s - t < 60.0), *([now_s] * count)))
 
 
 def observed(memory: Memory, snapshot: Snapshot, indices: Indices, settings: PolicySettings) -> Memory:

@@ -91,6 +91,8 @@ class PolicySettings(BaseModel):
         below("decode_low", "decode_high", "without a gap between starting and stopping, lending flaps")
         below("grant_renew_s", "grant_ttl_s", "a grant would die between two renewals")
         below("flip_max_age_s", "lost_after_s", "a worker would be lost before it is stale")
+        if self.home_prefill is not None and self.home_prefill < self.min_prefill:
+            raise ValueError(f"home_prefill ({self.home_prefill}) must not be below min_prefill ({self.min_prefill})")
         if self.grant_max_age_s > self.flip_max_age_s:
             raise ValueError(
                 "grant_max_age_s must not be above flip_max_age_s: milliseconds decide on fresher facts than seconds do"

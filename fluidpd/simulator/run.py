@@ -364,6 +364,7 @@ class Simulation:
     def _begin_move(self, flip: Flip) -> None:
         h = self.handles[flip.worker]
         h.flip, h.move, h.view = flip, START, None
+        self.memory = self.memory.flipped(1, self.now)
         self.after(PREFLIGHT_S, partial(self._move, h, Event.OK))
 
     def _move(self, h: Handle, event: Event) -> None:

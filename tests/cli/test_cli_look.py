@@ -66,7 +66,7 @@ def test_a_probe_fails_on_a_banner_and_on_a_stuck_controller(controller, fluidpd
     controller.say("GET", "/status", {**STATUS, "wall_s": time.time() - 60})
     done = fluidpd("status", "--exit-code")
     assert done.code == 69
-    assert "last wrote its status 60 s ago" in done.err
+    assert "last wrote its status 6" in done.err
 
 
 def test_json_is_what_the_controller_answered(controller, fluidpd):

@@ -21,6 +21,7 @@ WRITES = [
     (("remap", "w3", "prefill", *WHY), "POST", "/workers/w3/move", {"role": "prefill", "reason": WHY[1], "force": False}),
     (("chunk", "w3", "--ttl", "90", *WHY), "POST", "/workers/w3/grant", {"reason": WHY[1], "ttl_s": 90.0}),
     (("cancel", "m1", *WHY), "POST", "/transitions/m1/cancel", {"reason": WHY[1]}),
+    (("forget", "w3", *WHY), "DELETE", "/workers/w3", {"reason": WHY[1]}),
 ]
 
 

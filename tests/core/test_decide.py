@@ -346,3 +346,43 @@ def test_the_same_facts_give_the_same_decision() -> None:
     indices = derive(OVERLOADED, targets())
     first = decide(OVERLOADED, indices, old_memory(), PolicySettings(), 100.0, targets())
     assert first == decide(OVERLOADED, indices, old_memory(), PolicySettings(), 100.0, targets())
+
+
+def test_a_worker_that_just_arrived_or_fell_silent_holds_no_floor_for_another() -> None:
+    """One serving prefill worker beside a warming or stale one is the last one serving."""
+    for state in (WorkerState.WARMING, WorkerState.STALE):
+        pressed = snapshot(prefill("p1"), prefill("p2", state=state), *DROWNING.workers[2:])
+        decisions = watch(pressed, 3)
+        assert flips_of(decisions) == []
+        assert any(r.rule in (Rule.FLOOR, Rule.WARMING, Rule.STALE) for d in decisions for r in d.refusals)
+
+
+def test_survivors_are_not_judged_while_a_neighbour_is_silent() -> None:
+    silent = replace(D[0], state=WorkerState.STALE)
+    decisions = watch(snapshot(*OVERLOADED.workers[:2], silent, *D[1:]), 2)
+    assert flips_of(decisions) == []
+    assert {r.rule for d in decisions for r in d.refusals} >= {Rule.SURVIVOR_OVER_LIMIT}
+
+
+def test_a_pin_that_cannot_be_obeyed_says_which_rule_refuses_it_in_every_decision() -> None:
+    only = snapshot(prefill("p1", pinned_role=Role.DECODE), *D)
+    for decision in watch(only, 1.0):
+        assert [(r.worker, r.rule) for r in decision.refusals] == [("p1", Rule.FLOOR)]
+
+
+def test_in_advisory_mode_a_standing_pin_does_not_hide_an_empty_role() -> None:
+    pinned = snapshot(prefill("p1", state=WorkerState.LOST), *D[:5], replace(D[5], pinned_role=Role.PREFILL), mode=Mode.ADVISORY)
+    assert judge(pinned)[0].reason is Reason.ROLE_EMPTY
+
+
+def test_decided_moves_count_against_the_budget_only_when_they_have_begun() -> None:
+    memory, settings = old_memory(), PolicySettings(flips_per_minute=1)
+    for i in range(50):
+        _, memory = judge(again(OVERLOADED, 100 + i * 0.1), settings, memory)
+    assert memory.flips_s == ()
+    memory, refusals = memory.flipped(1, 105.0), []
+    for i in range(50):
+        decision, memory = judge(again(OVERLOADED, 105 + i * 0.1), settings, memory)
+        assert not decision.flips
+        refusals += decision.refusals
+    assert {r.rule for r in refusals} == {Rule.FLIP_BUDGET}

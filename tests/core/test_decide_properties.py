@@ -76,12 +76,12 @@ def _aged(w: WorkerView, tick: int) -> WorkerView:
 @given(fleets(), st.integers(1, 3), st.integers(1, 3))
 def test_no_decision_ever_takes_a_role_below_its_floor(fleet: Snapshot, min_prefill: int, min_decode: int) -> None:
     policy = PolicySettings(
-        min_prefill=min_prefill, min_decode=min_decode, persist_s=0.0, residence_s=0.0, home_prefill=1, home_after_s=0.0
+        min_prefill=min_prefill, min_decode=min_decode, persist_s=0.0, residence_s=0.0, home_prefill=3, home_after_s=0.0
     )
     floors = {Role.PREFILL: min_prefill, Role.DECODE: min_decode}
     for seen, decision in story(fleet, policy):
         for flip in decision.flips:
-            left = [w for w in seen.of(flip.from_role) if w.counts and w.name != flip.worker]
+            left = [w for w in seen.of(flip.from_role) if w.serves and w.name != flip.worker]
             assert len(left) >= floors[flip.from_role]
 
 
