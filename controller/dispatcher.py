@@ -1,11 +1,12 @@
 """Carries out a decision: grants and moves out to sidecars, their answers back in, and what a crash or a timeout left behind.
 
-Never decides, and never acts when it is not permitted: finishing an open move is the only thing that goes on then.
+Never decides, and never acts when it is not permitted: in a pause open moves finish and the router's list is kept right, no more.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from controller.clock import Clock
@@ -20,6 +21,7 @@ from fluidpd.decision import Decision
 from fluidpd.indices import Indices
 from fluidpd.names import Action, WorkerState
 from fluidpd.policy.settings import PolicySettings
+from fluidpd.record import TransitionRow
 from fluidpd.telemetry import Hello, Snapshot
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class Permission:
     act: bool  # start anything at all: active, not paused, leading
     durable: bool  # the store takes records
     why_not: str = ""
+    repair: bool = False  # put the router's list right: goes on in a pause, as it starts nothing
 
     def only_if(self, durable: bool) -> Permission:
         return self if durable else replace(self, durable=False)
@@ -62,6 +65,7 @@ class Dispatcher:
         self._clock = clock
         self._policy = policy
         self._started_s = clock.now()
+        self.on_begun: Callable[[TransitionRow], None] = lambda _row: None
         self._no_begin_until_s = self._started_s + policy.first_flip_after_s
 
     # ------------------------------------------------------------ out
@@ -86,10 +90,14 @@ class Dispatcher:
             return
         for flip in orders.flips:
             try:
-                await self.moves.begin(flip, decision.reason.value, decision.numbers, "fluidpd", orders.epoch)
+                row = await self.moves.begin(flip, decision.reason.value, decision.numbers, "fluidpd", orders.epoch)
             except (GuardRefused, Conflict, NotFound) as error:
                 log.warning("move of %s not begun: %s", flip.worker, error)
                 self._no_begin_until_s = snapshot.now_s + REFUSED_BEGIN_WAIT_S
+            else:
+                self.on_begun(row)
+                if row.end is not None:  # its order could not be sent
+                    self._no_begin_until_s = snapshot.now_s + REFUSED_BEGIN_WAIT_S
 
     def too_early(self, now_s: float) -> bool:
         """No move is begun right after a start, whoever asks: the picture is not complete."""
@@ -122,15 +130,14 @@ class Dispatcher:
         A worker in a move is left to its move; entries of nobody we know are left alone.
         """
         members = await self.routing.look()
-        if members is None or not permission.act:
+        if members is None or not permission.repair:
             return
         now_s = self._clock.now()
         listed = {url.rstrip("/"): m for url, m in members.items()}
         self._registry.former_urls -= {w.url for w in self._registry}
         for url in sorted(self._registry.former_urls):
-            if url.rstrip("/") in listed:
-                await self.routing.drop(url)
-            self._registry.former_urls.discard(url)
+            if url.rstrip("/") not in listed or await self.routing.drop(url):
+                self._registry.former_urls.discard(url)
         for w in self._registry:
             if w.move_id is not None or self.routing.busy(w.name) or not w.url:
                 continue

@@ -62,6 +62,13 @@ class Grants:
         self._held.clear()
         self.manual.clear()
 
+    def forget(self, worker: str) -> None:
+        """The worker left long ago."""
+        self._held.pop(worker, None)
+        self._wait_until_s.pop(worker, None)
+        self.manual.pop(worker, None)
+        self.refused.pop(worker, None)
+
     async def renew(
         self,
         wanted: tuple[str, ...],

@@ -5,10 +5,12 @@ Never acts on the database's word alone: a frozen database answers nothing, so t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
 import uuid
+from collections.abc import Callable
 
 from controller.clock import Clock
 from controller.ports import StorePort
@@ -18,6 +20,7 @@ log = logging.getLogger(__name__)
 TTL_S = 9.0
 RENEW_S = 2.0
 LOCAL_DEADLINE_S = 6.0
+MAX_SEEN_EPOCH = 2**31  # one rises with every start of a controller: a higher one is a fault of its sender
 
 
 def holder_name() -> str:
@@ -37,13 +40,49 @@ class Leadership:
         self._deadline_s: float | None = None
         self._asked_s: float | None = None
         self._is_deposed = False
+        self._row = asyncio.Lock()  # a renewal must not ask with an epoch that is being raised
+        self._raising: set[asyncio.Task[bool]] = set()
+        self.on_epoch: Callable[[int], None] = lambda _epoch: None
 
     async def take(self) -> None:
         asked_s = self._clock.now()
         self._asked_s = asked_s
-        self.epoch = await self._store.take_leadership(self.holder, TTL_S)
+        self._hold(await self._store.take_leadership(self.holder, TTL_S), asked_s)
+
+    def _hold(self, epoch: int, asked_s: float) -> None:
+        self.epoch = epoch
         self._deadline_s = asked_s + LOCAL_DEADLINE_S
         self.trouble = ""
+        self.on_epoch(epoch)
+
+    async def outbid(self, seen: int, who: str) -> None:
+        """`who` obeys a higher epoch than ours. While the row is ours the database was lost or restored: lead on above it."""
+        if self.epoch == 0 or self._is_deposed or seen <= self.epoch:
+            return
+        # The row may be written although whoever waits has gone: what it holds must be what we know.
+        task = asyncio.ensure_future(self._outbid(seen, who))
+        self._raising.add(task)
+        task.add_done_callback(self._raising.discard)
+        await asyncio.shield(task)
+
+    async def _outbid(self, seen: int, who: str) -> bool:
+        async with self._row:
+            if self._is_deposed or seen <= self.epoch:
+                return False
+            before, asked_s = self.epoch, self._clock.now()
+            try:
+                raised = await self._store.raise_epoch(self.holder, before, seen, TTL_S)
+            except Exception as error:  # the others still obey; the next answer of this one asks again
+                log.warning("%s has seen epoch %d, above our %d, which could not be raised: %s", who, seen, before, error)
+                return False
+            if raised is None:
+                self.deposed(f"{who} has seen epoch {seen}, this controller holds {before}")
+                return False
+            self._hold(raised, asked_s)
+        log.warning(
+            "%s has seen epoch %d, our database gave %d: was it lost or restored? leading on with %d", who, seen, before, raised
+        )
+        return True
 
     def overdue(self, now_s: float) -> bool:
         """Whether nobody asked for a renewal in time; a scheduled job normally does, every RENEW_S."""
@@ -53,8 +92,14 @@ class Leadership:
         """Extend it. On a refusal another holder acts: this one stops at once and does not fight for it."""
         if self.epoch == 0 or self._is_deposed:
             return False
+        self._asked_s = self._clock.now()
+        async with self._row:
+            return await self._renew()
+
+    async def _renew(self) -> bool:
+        if self._is_deposed:
+            return False
         asked_s = self._clock.now()
-        self._asked_s = asked_s
         try:
             renewed = await self._store.renew_leadership(self.holder, self.epoch, TTL_S)
         except Exception as error:  # whatever the database says, the local deadline goes on counting

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+import httpx
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import Field, TypeAdapter, ValidationError
 
 from controller.clock import Clock
 from controller.collector import Collector
 from controller.dispatcher import Dispatcher
-from controller.leadership import Leadership
+from controller.leadership import MAX_SEEN_EPOCH, Leadership
 from controller.registry import Registry
 from fluidpd.command import PhaseReport, Receipt
 from fluidpd.names import Answer, Mode, Role
@@ -32,6 +33,7 @@ HELLO_WITHIN_S = 5.0
 MAX_MESSAGE_BYTES = 1024 * 1024
 REFUSED_CODE, REPLACED_CODE = 4400, 4409
 _UNSENT_LIMIT = 1000
+SEQ_LIMIT = 2**53  # no sender counts this far: one such number would make every later one look old
 
 _INCOMING: TypeAdapter[Sample | Receipt | PhaseReport] = TypeAdapter(
     Annotated[Sample | Receipt | PhaseReport, Field(discriminator="type")]
@@ -41,6 +43,10 @@ _INCOMING: TypeAdapter[Sample | Receipt | PhaseReport] = TypeAdapter(
 def sample_hz(workers: int) -> float:
     """What the loop can digest: fewer samples a worker where there are more workers."""
     return 20.0 if workers <= 64 else 10.0 if workers <= 256 else 5.0
+
+
+class HelloRefused(Exception):
+    """This worker is not let in now. The sentence says why."""
 
 
 class WebSocketConnection:
@@ -104,17 +110,26 @@ class Reception:
         return hmac.compare_digest(authorization.encode(), f"Bearer {self._secret}".encode())
 
     async def greet(self, hello: Hello, connection: WebSocketConnection) -> None:
+        """Raises HelloRefused before anything is changed."""
+        if self._is_absurd(hello.highest_epoch):
+            raise HelloRefused(f"highest_epoch {hello.highest_epoch}: allowed are 0 to {MAX_SEEN_EPOCH}; its journal is damaged")
+        if (taken := self._registry.taken(hello, connection)) is not None:
+            raise HelloRefused(taken)
         w = self._registry.greet(hello, connection)
         self._collector.repin()
-        if hello.highest_epoch > self._leadership.epoch:
-            self._leadership.deposed(
-                f"{hello.worker} has seen epoch {hello.highest_epoch}, this controller holds {self._leadership.epoch}"
-            )
+        await self._leadership.outbid(hello.highest_epoch, hello.worker)
         welcome = Welcome(
             incarnation=w.incarnation, epoch=self._leadership.epoch, sample_hz=sample_hz(len(self._registry)), mode=self._mode
         )
         connection.send(welcome.model_dump_json())
         await self._dispatcher.greeted(w, hello)
+
+    def _is_absurd(self, epoch: int) -> bool:
+        return epoch > max(MAX_SEEN_EPOCH, self._leadership.epoch)
+
+    def _is_beyond(self, message: Sample | Receipt | PhaseReport) -> bool:
+        """Whether it holds a number that no sender can have reached, and that would outlast every honest one."""
+        return self._is_absurd(message.highest_epoch) if isinstance(message, Receipt) else message.seq >= SEQ_LIMIT
 
     async def take(self, text: str, name: str, connection: WebSocketConnection) -> None:
         """One message of a welcomed sidecar."""
@@ -129,13 +144,13 @@ class Reception:
             return
         if message.worker != name:
             self.counts["of_another_worker"] += 1
+        elif self._is_beyond(message):
+            self.counts["malformed"] += 1
         elif isinstance(message, Sample):
             self._registry.hear(message, connection)
         elif isinstance(message, Receipt):
-            if message.answer is Answer.STALE_EPOCH and message.highest_epoch > self._leadership.epoch:
-                self._leadership.deposed(
-                    f"{name} obeys epoch {message.highest_epoch}, this controller holds {self._leadership.epoch}"
-                )
+            if message.answer is Answer.STALE_EPOCH:
+                await self._leadership.outbid(message.highest_epoch, name)
             await self._dispatcher.receipt(message)
         else:
             await self._dispatcher.report(message)
@@ -172,8 +187,11 @@ def _sentence(error: Any) -> str:
 def _wrong_url(url: str) -> str | None:
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
+        host, port = parts.hostname, parts.port
+        called = httpx.URL(url).host  # what will be called must read it too
+    except (ValueError, httpx.InvalidURL):
+        return "is no address; allowed: http://HOST:PORT"
+    if not called or "%" in called or port == 0:
         return "is no address; allowed: http://HOST:PORT"
     if parts.scheme not in ("http", "https") or not host or parts.username is not None or parts.path not in ("", "/"):
         return "allowed: http://HOST:PORT or https://HOST:PORT, without user name or path"
@@ -200,9 +218,7 @@ def link_router(controller: Any) -> APIRouter:
         except WebSocketDisconnect:
             return
         if isinstance(hello, str):
-            reception.counts["refused_hellos"] += 1
-            log.warning("a sidecar was refused: %s", hello)
-            await _refuse(socket, hello)
+            await _refuse(socket, reception, hello)
             return
         await _serve(socket, reception, hello)
 
@@ -221,7 +237,9 @@ async def _serve(socket: WebSocket, reception: Reception, hello: Hello) -> None:
         for task in (reader, writer):
             task.cancel()
         for outcome in await asyncio.gather(reader, writer, return_exceptions=True):
-            if isinstance(outcome, Exception) and not isinstance(outcome, WebSocketDisconnect | RuntimeError):
+            if isinstance(outcome, HelloRefused):
+                await _refuse(socket, reception, str(outcome))
+            elif isinstance(outcome, Exception) and not isinstance(outcome, WebSocketDisconnect | RuntimeError):
                 log.error("the link of %s failed", hello.worker, exc_info=outcome)
 
 
@@ -240,7 +258,9 @@ async def _text(socket: WebSocket) -> str:
     return text if isinstance(text, str) else ""
 
 
-async def _refuse(socket: WebSocket, why: str) -> None:
+async def _refuse(socket: WebSocket, reception: Reception, why: str) -> None:
+    reception.counts["refused_hellos"] += 1
+    log.warning("a sidecar was refused: %s", why)
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):
         await socket.send_text(Refused(why=why).model_dump_json())
         await socket.close(REFUSED_CODE, why.encode()[:120].decode(errors="ignore"))

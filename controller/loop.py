@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from controller.moves import Moves
 from controller.operator import Operator
 from controller.outbox import Outbox
 from controller.ports import HubPort, Router, StorePort
+from controller.refusals import GuardRefused
 from controller.registry import Registry
 from controller.routing import Routing
 from controller.settings import ControllerSettings
@@ -29,9 +30,9 @@ from controller.version import VERSION
 from controller.views import Totals, banner, numbers, targets, thresholds, worker_view
 from fluidpd.command import Fence, orders_for
 from fluidpd.cost import CostModel
-from fluidpd.decision import Decision
+from fluidpd.decision import Decision, Refusal
 from fluidpd.indices import Indices, derive
-from fluidpd.names import Action, Mode, Reason, Role, UnknownWhy, WorkerState
+from fluidpd.names import Action, Mode, Reason, Role, Rule, UnknownWhy, WorkerState
 from fluidpd.policy.decide import decide
 from fluidpd.policy.memory import Memory
 from fluidpd.policy.settings import targets_of
@@ -45,6 +46,7 @@ REMEMBER_AGAIN_S = 1.0
 INDICES_EVERY_S = 0.25
 STATUS_EVERY_S = 0.5
 HOUSE_EVERY_S = 1.0
+POOL_KNOWN_AFTER_S = 1.0
 _NOTHING = Unknown(UnknownWhy.MISSING)
 
 
@@ -93,9 +95,11 @@ class Controller:
             settings.mode,
             settings.security.fleet_secret_file,
         )
+        self.leadership.on_epoch = self._lead_with
+        self.dispatcher.on_begun = self.begun
         self._operator = Operator(self, store, policy)
         self.memory = Memory(started_s=clock.now())
-        self._started_wall_s = clock.wall()
+        self._started_s, self._started_wall_s = clock.now(), clock.wall()
         self._last = Tick(
             Snapshot(clock.now(), ()),
             Indices(_NOTHING, _NOTHING, _NOTHING, _NOTHING),
@@ -115,7 +119,6 @@ class Controller:
     async def start(self) -> None:
         """Take the leadership, take over what was left open, and begin. Raises what the store raises."""
         await self.leadership.take()
-        self._outbox.epoch = self.leadership.epoch
         await self._take_over()
         self.memory = Memory(started_s=self.clock.now())
         for run in (self._tick_for_ever, self._keep_house_for_ever, self._watch_router_for_ever):
@@ -167,10 +170,19 @@ class Controller:
         if self._settings.mode is Mode.ADVISORY:
             return Permission(False, self._store.healthy, "advisory mode")
         if pause is not None:
-            return Permission(False, self._store.healthy, f"paused by {pause.actor}: {pause.reason}")
+            leads = self.leadership.permitted(now_s)
+            return Permission(False, self._store.healthy, f"paused by {pause.actor}: {pause.reason}", repair=leads)
         if not self.leadership.permitted(now_s):
             return Permission(False, self._store.healthy, self.leadership.trouble or "leadership has lapsed")
-        return Permission(True, self._store.healthy, "" if self._store.healthy else self._store.trouble)
+        return Permission(True, self._store.healthy, "" if self._store.healthy else self._store.trouble, repair=True)
+
+    def _lead_with(self, epoch: int) -> None:
+        self._outbox.epoch = epoch
+
+    def begun(self, row: TransitionRow) -> None:
+        """A move was recorded; one whose order could not be sent has ended already and counts for nothing."""
+        if row.end is None:
+            self.memory = self.memory.flipped(1, self.clock.now())
 
     def _may_act(self) -> bool:
         """Whether anything at all may leave this process: a pause lets open moves finish, these two let nothing."""
@@ -279,6 +291,12 @@ class Controller:
             if self._written.get(w.name) != key:
                 await self._store.upsert_worker(now_row)
                 self._written[w.name] = key
+            if w.gone and w.gone_written_s is None:
+                w.gone_written_s = now_s
+        for name in self.registry.prune(now_s):
+            self._written.pop(name, None)
+            self._totals.forget(name)
+            self._grants.forget(name)
         await self._store.write_status(self.status())
 
     async def renew_leadership(self) -> None:
@@ -338,9 +356,25 @@ class Controller:
                 "" if leading else self.leadership.trouble or "leadership has lapsed: nothing is started",
                 "" if self._store.healthy else self._store.trouble,
                 self._routing.trouble,
+                self._pool_trouble(now_s),
                 quarantined=quarantined,
             ),
         )
+
+    def _pool_trouble(self, now_s: float) -> str:
+        """Floors that the workers known so far can never meet; right after a start they are still arriving."""
+        workers = len(self.registry)
+        if not workers or now_s - self._started_s < POOL_KNOWN_AFTER_S:
+            return ""
+        try:
+            self._policy.check_pool(workers)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def rejections(self) -> dict[str, Mapping[str, int]]:
+        """What arrived and was not used, by why."""
+        return {"samples": self.registry.counts, "messages": {**self.reception.counts, **self.moves.counts}}
 
     def worker_views(self) -> tuple[dict[str, Any], ...]:
         now_s = self.clock.now()
@@ -395,6 +429,12 @@ class Controller:
         return await self._operator.resume(actor)
 
     async def deregister(self, worker: str) -> bool:
-        """A worker leaves for good: out of the router, out of every sum; what it still sends is dropped."""
+        """A worker leaves for good: out of the router, out of every sum; what it still sends is dropped.
+
+        Raises GuardRefused while it is in a move: what the move does to the router and the engine must end first.
+        """
+        w = self.registry.get(worker)
+        if w is not None and w.move_id is not None:
+            raise GuardRefused(Refusal(worker, Rule.IN_TRANSIT, "is in a move; cancel it or wait for its end first"))
         self._membership_wanted.set()
         return self.registry.deregister(worker)

@@ -33,6 +33,27 @@ _BOUNDS = {
     "decode_high": ("decode", "high"),
 }
 
+_REJECTED = {
+    "samples": (
+        "Samples, or values in them, that were not used.",
+        ("unattributed", "old_incarnation", "reordered", "rejected_values"),
+    ),
+    "messages": (
+        "Messages on the link that were refused or could not be applied.",
+        (
+            "unauthorized",
+            "refused_hellos",
+            "oversized",
+            "malformed",
+            "of_another_worker",
+            "reports_of_no_open_move",
+            "reports_malformed",
+            "reports_repeated",
+            "illegal_events",
+        ),
+    ),
+}
+
 
 class Metrics:
     """Taps the hub for events, and asks the controller when it is scraped."""
@@ -112,6 +133,7 @@ class _Live:
         yield dropped
         yield _gauge("sse_clients", "Listeners on the event stream.", {}, self._hub.listeners)
         yield from self._ticks()
+        yield from self._rejections()
         if status.leading:  # what is true of the fleet has one exporter, or two replicas would count it twice
             yield from _fleet(status)
             yield from _workers(views)
@@ -139,6 +161,18 @@ class _Live:
                 durations.add_metric([quantile], seconds)
         if durations.samples:
             yield durations
+
+    def _rejections(self) -> Iterable[Metric]:
+        """What arrived and was not used. Every reason is there from the start, so that a rate sees the first one."""
+        told = getattr(self._controller, "rejections", None)
+        found = told() if callable(told) else None
+        if not isinstance(found, Mapping):
+            return
+        for what, (text, reasons) in _REJECTED.items():
+            family = CounterMetricFamily(f"fluidpd_{what}_rejected", text, labels=["reason"])
+            for reason in reasons:
+                family.add_metric([reason], found[what].get(reason, 0))
+            yield family
 
 
 def _fleet(status: Any) -> Iterable[Metric]:

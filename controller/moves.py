@@ -71,6 +71,11 @@ class Moves:
             OpenMove(h.id, h.row.worker, h.row.from_role, h.row.to_role, h.row.trigger.value) for h in self._open.values()
         )
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What sidecars reported that could not be applied, by why."""
+        return self._ledger.counts
+
     def of_worker(self, worker: str) -> TransitionRow | None:
         held = self._held(worker)
         return held.row if held else None
@@ -94,6 +99,9 @@ class Moves:
             raise GuardRefused(Refusal(w.name, Rule.LOST, "its sidecar is not connected; start it, or wait until it reconnects"))
         if self._held(w.name) is not None:
             raise GuardRefused(Refusal(w.name, Rule.IN_TRANSIT, "is already in a move"))
+        if len(self._open) >= self._policy.max_concurrent:  # one may have begun since this one was judged
+            detail = f"{len(self._open)} moves are open, max_concurrent is {self._policy.max_concurrent}"
+            raise GuardRefused(Refusal(w.name, Rule.MAX_CONCURRENT, detail))
         now_s, wall_s = self._clock.now(), self._clock.wall()
         row = TransitionRow(
             id=uuid.uuid4().hex,
@@ -286,7 +294,7 @@ class Moves:
         """Take over an open move from the database. Its sidecar has HELLO_GRACE_S to say where it really stands."""
         now_s = self._clock.now()
         w = self._registry.get(row.worker)
-        if row.id in self._open:
+        if row.id in self._open or row.id in self._ended:  # ended here, and the row that says so is still to be written
             return
         held = Held(row, row.move, w.engine_boot if w else "", now_s, now_s + HELLO_GRACE_S)
         held.row_seq = max((p.seq for p in row.phases), default=0)

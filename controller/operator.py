@@ -56,9 +56,10 @@ class Operator:
         refusal = refusal_of(snapshot, indices, c.memory, flip, self._policy, now_s, c.targets)
         if refusal is not None:
             raise GuardRefused(refusal)
-        c.memory = c.memory.flipped(1, now_s)
         numbers = {"ppi": value_of(indices.ppi), "dpi": value_of(indices.dpi), "forced": float(force)}
-        return await c.moves.begin(flip, Reason.MANUAL_MOVE.value, numbers, actor, c.leadership.epoch, detail=reason)
+        row = await c.moves.begin(flip, Reason.MANUAL_MOVE.value, numbers, actor, c.leadership.epoch, detail=reason)
+        c.begun(row)
+        return row
 
     async def cancel(self, move_id: str, reason: str, actor: str) -> TransitionRow:
         c = self._controller

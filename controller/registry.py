@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from controller.clock import Clock
 from controller.ports import Connection
@@ -22,6 +23,7 @@ ADOPT_AFTER_S = 0.25  # a differing role must be read back for this long: one sa
 SKEW_WARN_S = 5.0
 SUSPECT_AFTER_S = 10.0  # tokens flow for this long while no KV is used: one of the two is wrong
 FORGET_AFTER_S = 3600.0  # a worker silent for this long has left
+PRUNE_AFTER_S = 3600.0  # one that left is kept in memory for this long after its row says so
 ANSWERING = ("serving", "warming", "switching")
 SLOW_NOTE = "health_slow"  # what a sidecar notes when the engine's health probe is slow but answers
 
@@ -62,6 +64,7 @@ class Worker:
     quarantined: bool = False
     quarantined_boot: str = ""
     gone: bool = False
+    gone_written_s: float | None = None
     is_suspect: bool = False
     suspect_since_s: float | None = None
     suspect_tokens: float = 0.0
@@ -220,6 +223,22 @@ class Registry:
             quarantined_boot=quarantined_boot,
         )
 
+    def taken(self, hello: Hello, connection: Connection) -> str | None:
+        """Why this worker may not be who it says: its address or its name is another's who is heard right now."""
+        now_s, address = self._clock.now(), _address(hello.worker_url)
+        known = self.get(hello.worker)
+        if known is not None and known.connection is not None and known.connection is not connection:
+            fresh = known.heard_s is not None and now_s - known.heard_s <= self._policy.flip_max_age_s
+            if fresh and _address(known.url) != address:
+                return f"the name {hello.worker!r} is taken by a worker at {known.url}; give each sidecar a name of its own"
+        for w in self:
+            if w.name != hello.worker and w.url and not self.silent(w, now_s) and _address(w.url) == address:
+                return (
+                    f"the address {hello.worker_url} is already that of worker {w.name!r}; "
+                    f"one worker has one name: stop the other sidecar, or wait {self._policy.lost_after_s:g} s after it ended"
+                )
+        return None
+
     def greet(self, hello: Hello, connection: Connection) -> Worker:
         """Register, or recognise. A restart or a new address is a new incarnation: what the old one still sends is ignored."""
         now_s, wall_s = self._clock.now(), self._clock.wall()
@@ -292,6 +311,15 @@ class Registry:
             if w.move_id is None and now_s - last_s > FORGET_AFTER_S:
                 self.deregister(w.name)
                 self._tell(w, "forgotten", f"silent for {FORGET_AFTER_S:.0f} s")
+
+    def prune(self, now_s: float) -> tuple[str, ...]:
+        """Drop from memory who left long ago, and return their names; the database keeps their rows."""
+        old = [
+            w.name for w in self._workers.values() if w.gone_written_s is not None and now_s - w.gone_written_s > PRUNE_AFTER_S
+        ]
+        for name in old:
+            del self._workers[name]
+        return tuple(old)
 
     # ------------------------------------------------------------ listening
 
@@ -415,6 +443,14 @@ class Registry:
             registered_wall_s=w.registered_wall_s,
             seen_wall_s=w.seen_wall_s,
         )
+
+
+def _address(url: str) -> tuple[str, int]:
+    """Who is called at `url`: its host and port, whatever way they are written."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return "127.0.0.1" if host in ("localhost", "::1") else host, port
 
 
 def _same_life(before: Hello, after: Hello) -> bool:

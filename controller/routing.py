@@ -130,10 +130,13 @@ class Routing:
         if not task.cancelled() and task.exception() is not None:
             log.error("a change of the router failed", exc_info=task.exception())
 
-    async def drop(self, url: str) -> None:
-        """Take an address out that nobody has any more."""
-        if self._may_write() and (why := await self._try(url, None, None)) is not None:
+    async def drop(self, url: str) -> bool:
+        """Take an address out that nobody has any more. False: it may still be there."""
+        if not self._may_write():
+            return False
+        if (why := await self._try(url, None, None)) is not None:
             self.trouble = why
+        return why is None
 
     async def close(self) -> None:
         running = list(self._running)

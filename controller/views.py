@@ -45,6 +45,9 @@ class Totals:
                     self._sum[name] = self._sum.get(name, 0.0) + grown
                     self._last[w.name, name] = reading.value
 
+    def forget(self, worker: str) -> None:
+        self._last = {key: value for key, value in self._last.items() if key[0] != worker}
+
     def of(self, name: str) -> float | None:
         return self._sum.get(name)
 

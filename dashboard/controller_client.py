@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx
 
 STREAM_SILENCE_S = 30.0  # twice the heartbeat: a stream quiet for longer is dead
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +91,17 @@ class ControllerClient:
     async def _act(self, method: str, path: str, body: dict[str, Any] | None = None) -> Problem | None:
         try:
             answer = await self._http.request(method, path, json=body)
-        except httpx.HTTPError as error:
+        except _NEVER_SENT as error:
             return Problem(
                 503,
                 "The controller does not answer",
                 f"Nothing was changed ({type(error).__name__}). Start it with `fluidpd controller`, or check controller_url.",
+            )
+        except httpx.HTTPError as error:  # the request may have arrived, and only its answer was lost
+            return Problem(
+                503,
+                "The controller did not answer in time" if isinstance(error, httpx.TimeoutException) else "The answer was lost",
+                f"It is not known whether it was done ({type(error).__name__}): look at the fleet before trying again.",
             )
         return None if answer.is_success else _problem(answer)
 

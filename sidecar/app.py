@@ -211,7 +211,7 @@ class Sidecar:
     def degraded(self) -> list[str]:
         """What is wrong, each in a sentence; empty if nothing is."""
         move = self.driver.move
-        quarantined = move is not None and move.state.end is End.QUARANTINED
+        quarantined = move is not None and move.state.end is End.QUARANTINED and not self._is_another_engine(move.engine_boot)
         found = [
             "" if self.link.connected else self.link.state,
             "the engine does not answer" if self.sampler.engine_reachable is False else "",
@@ -220,6 +220,10 @@ class Sidecar:
             "the last move quarantined this worker: restart the engine, and look at the move's detail" if quarantined else "",
         ]
         return [reason for reason in found if reason]
+
+    def _is_another_engine(self, boot: str) -> bool:
+        """Whether the engine of now is known to be another process than the one of this boot."""
+        return self.facts is not None and bool(boot) and self.facts.boot != boot
 
     def state(self) -> dict[str, Any]:
         move, grant, newest = self.driver.move, self.driver.grant(), self.sampler.newest
@@ -330,7 +334,9 @@ class Sidecar:
                     await self.driver.engine_restarted()
                     self.link.register_again()
                 self.facts = found
+                self.driver.engine_boot = found.boot
                 self.driver.role = self.driver.role or found.role
+            await self.driver.write_welcome()  # a disk that was full may have room again
             self._ask_facts.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ask_facts.wait(), _FACTS_EVERY_S if self.facts is not None else 0.1)

@@ -62,6 +62,7 @@ class Driver:
     ) -> None:
         self.worker = worker
         self.role: Role | None = None  # as last read back; the sampler keeps it
+        self.engine_boot = ""  # as the engine's own facts say it
         self.answers_total: dict[str, int] = {}
         self.ends_total: dict[str, int] = {}
         self.trouble = ""
@@ -71,6 +72,8 @@ class Driver:
         self._clock = clock
         self._limits = limits
         self._report = report
+        self._incarnation = journal.facts.incarnation
+        self._welcome_epoch = 0
         self._grants_answered: dict[str, tuple[Answer, str]] = {}
         self._grant: GrantTerms | None = None
         self._grant_until_s = -math.inf
@@ -92,7 +95,7 @@ class Driver:
 
     @property
     def incarnation(self) -> int:
-        return self._journal.facts.incarnation
+        return self._incarnation
 
     @property
     def highest_epoch(self) -> int:
@@ -111,14 +114,27 @@ class Driver:
         return [] if self.move is None else [self._as_report(self.move.order.move_id, e) for e in self.move.events if e.seq]
 
     async def welcomed(self, incarnation: int, epoch: int) -> None:
-        """What the controller issued when it accepted the connection."""
+        """What the controller issued when it accepted the connection. It holds from now on, even if the disk is full."""
+        self._incarnation, self._welcome_epoch = incarnation, epoch
+        await self.write_welcome()
+
+    async def write_welcome(self) -> None:
+        """Put on the disk what the newest welcome said, unless it is there. Trouble is reported; the next call tries again."""
         lines = []
-        if incarnation != self.incarnation:
-            lines.append(incarnation_line(incarnation))
-        if epoch > self.highest_epoch:
-            lines.append(epoch_line(epoch))
-        if lines:
+        if self._incarnation != self._journal.facts.incarnation:
+            lines.append(incarnation_line(self._incarnation))
+        if self._welcome_epoch > self.highest_epoch:
+            lines.append(epoch_line(self._welcome_epoch))
+        if not lines:
+            return
+        try:
             await asyncio.to_thread(self._journal.append, *lines)
+        except OSError as error:
+            if not self.trouble:
+                log.error("the journal cannot be written (%s): samples go on all the same", error.strerror)
+            self.trouble = f"the journal cannot be written: {error.strerror}"
+        else:
+            self.trouble = ""
 
     # ------------------------------------------------------------ commands
 
@@ -151,7 +167,7 @@ class Driver:
         facts = self._journal.facts
         return Standing(
             worker=self.worker,
-            incarnation=facts.incarnation,
+            incarnation=self.incarnation,
             highest_epoch=facts.highest_epoch,
             answered={**facts.answered, **self._grants_answered},
             role=self.role,
@@ -174,9 +190,10 @@ class Driver:
             older = self.open_move
             if older is not None:
                 lines.append(closed_line(older.order.move_id, f"the controller started {command.body.move_id}"))
-            lines.append(move_line(command.body, self._plugin.connected))
+            lines.append(move_line(command.body, self._plugin.connected, self.engine_boot))
         if lines:
             await asyncio.to_thread(self._journal.append, *lines)
+            self.trouble = ""
         return verdict
 
     def _act(self, command: Command) -> None:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 
 import httpx
-from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
 from fluidpd.command import HandoffPeer
@@ -90,21 +89,25 @@ class Handoffs:
 
     async def _carry(self, state: HandoffState) -> None:
         relay = _Relay(state, self._tell)
-        wait_s = self._bucket.take(state.kv_bytes, self._clock.now())
-        if wait_s > 0:
-            await self._clock.sleep(wait_s)
         why = "no peer"
-        for peer in self._in_turn():
-            try:
-                await self._at_peer(peer, state, relay)
-                self._count("finished")
-                return
-            except Refused as error:
-                why = str(error)
-            except RelayBroke as error:
-                why = str(error)
-                log.warning("handoff %s to %s broke after token %d: %s", state.id, peer.worker, relay.received, why)
-                break
+        try:
+            wait_s = self._bucket.take(state.kv_bytes, self._clock.now())
+            if wait_s > 0:
+                await self._clock.sleep(wait_s)
+            for peer in self._in_turn():
+                try:
+                    await self._at_peer(peer, state, relay)
+                    self._count("finished")
+                    return
+                except Refused as error:
+                    why = str(error)
+                except RelayBroke as error:
+                    why = str(error)
+                    log.warning("handoff %s to %s broke after token %d: %s", state.id, peer.worker, relay.received, why)
+                    break
+        except Exception as error:  # the plugin waits for an end of it, and a client's stream for the plugin
+            log.exception("handoff %s could not be carried", state.id)
+            why = f"a defect in the sidecar: {type(error).__name__}: {error}"
         self._count("failed")
         self._tell(HandoffFailed(id=state.id, why=why, received=relay.received))
 
@@ -130,8 +133,12 @@ class Handoffs:
                         self.relayed_tokens_total += relay.pass_on(line.tokens)
                         if relay.finished:
                             return
-        except (httpx.HTTPError, TimeoutError, ValidationError) as error:
+        except (Refused, RelayBroke):
+            raise
+        except Exception as error:  # a peer's bad address or nonsense raises far more kinds than those of httpx
             why = str(error) or type(error).__name__
+            if not isinstance(error, httpx.HTTPError | TimeoutError):
+                log.warning("handoff %s met trouble at %s: %s: %s", state.id, peer.worker, type(error).__name__, why)
             raise (RelayBroke if taken else Refused)(f"{peer.worker}: {why}") from error
         raise (RelayBroke if taken else Refused)(f"{peer.worker} ended the stream")
 

@@ -49,6 +49,7 @@ class JournaledMove:
 
     order: MoveOrder
     with_plugin: bool = False  # a plugin took part, so undoing needs it back
+    engine_boot: str = ""  # the engine's own boot as the move began; empty if it was not known
     events: tuple[MoveEvent, ...] = ()
     state: Move = START
     effects: tuple[Effect, ...] = (Effect.PREFLIGHT,)
@@ -84,7 +85,9 @@ class Facts:
             case "answered":
                 self.remember(str(entry["id"]), Answer(entry["answer"]), str(entry["detail"]))
             case "move":
-                self.move = JournaledMove(MoveOrder.model_validate(entry["order"]), bool(entry["with_plugin"]))
+                self.move = JournaledMove(
+                    MoveOrder.model_validate(entry["order"]), bool(entry["with_plugin"]), str(entry.get("engine_boot", ""))
+                )
             case "event":
                 if self.move is None or self.move.order.move_id != entry["move_id"]:
                     raise ValueError(f"an event of move {entry['move_id']}, which is not the newest")
@@ -115,7 +118,7 @@ class Facts:
         found: list[dict[str, Any]] = [epoch_line(self.highest_epoch), incarnation_line(self.incarnation)]
         found += [answered_line(id_, answer, detail) for id_, (answer, detail) in self.answered.items()]
         if self.move is not None:
-            found.append(move_line(self.move.order, self.move.with_plugin))
+            found.append(move_line(self.move.order, self.move.with_plugin, self.move.engine_boot))
             found += [event_line(self.move.order.move_id, e) for e in self.move.events]
             if self.move.closed:
                 found.append(closed_line(self.move.order.move_id, self.move.closed))
@@ -134,8 +137,8 @@ def answered_line(id_: str, answer: Answer, detail: str) -> dict[str, Any]:
     return {"kind": "answered", "id": id_, "answer": answer.value, "detail": detail}
 
 
-def move_line(order: MoveOrder, with_plugin: bool) -> dict[str, Any]:
-    return {"kind": "move", "order": order.model_dump(mode="json"), "with_plugin": with_plugin}
+def move_line(order: MoveOrder, with_plugin: bool, engine_boot: str = "") -> dict[str, Any]:
+    return {"kind": "move", "order": order.model_dump(mode="json"), "with_plugin": with_plugin, "engine_boot": engine_boot}
 
 
 def event_line(move_id: str, e: MoveEvent) -> dict[str, Any]:

@@ -56,8 +56,8 @@ class PeerClient:
         return {**said, "Authorization": f"Bearer {secret}"} if secret else said
 
     def met(self, url: str | None) -> None:
-        """Another sidecar's address, from its request or from the controller's word."""
-        if not url or not url.startswith(("http://", "https://")) or url == self._own_url():
+        """Another sidecar's address, from its request or from the controller's word. What cannot be called is not kept."""
+        if not url or url == self._own_url() or not _is_callable(url):
             return
         self._known.pop(url, None)
         self._known[url] = None
@@ -67,6 +67,15 @@ class PeerClient:
     @property
     def known(self) -> tuple[str, ...]:
         return tuple(self._known)
+
+
+def _is_callable(url: str) -> bool:
+    """Whether a request to this address could be made at all: it may be any text that a header carried."""
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host) and (parsed.port is None or 0 < parsed.port < 65536)
 
 
 class Tasks:
@@ -157,7 +166,7 @@ class Claims:
                 if answer.status_code != 504:
                     log.warning("claim %s: the sidecar of %s answered HTTP %d", claim.id, peer.worker, answer.status_code)
                     return PeerClaimAnswer(given=False, why="not_allowed" if answer.status_code in (401, 403) else "failed")
-            except (httpx.HTTPError, ValueError) as error:
+            except Exception as error:  # a bad address raises more kinds than those of httpx, and the plugin waits for an answer
                 log.warning(
                     "claim %s: no answer from the sidecar of %s: %s", claim.id, peer.worker, str(error) or type(error).__name__
                 )
@@ -228,7 +237,7 @@ class StaleBootstraps:
             answer = await self._peers.http.post(
                 f"{url}/peer/drop_stale", json=body, headers=self._peers.headers(), timeout=self._timeout_s
             )
-        except httpx.HTTPError as error:
+        except Exception as error:  # best effort: whatever one address raises, the others are told
             log.warning(
                 "%s could not be told to drop what it cached of %s: %s", url, self._bootstrap, str(error) or type(error).__name__
             )

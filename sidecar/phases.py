@@ -6,6 +6,7 @@ Never decides what comes next: fluidpd.transition does. Never writes the journal
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from sidecar.clock import Clock
 from sidecar.ports import Engine, Plugin, PluginGone, SwitchAnswer, WorkLeft
 from sidecar.protocol import CAN_HANDOFF, CAN_HOLD, CAN_REMAP
 from sidecar.settings import PhaseLimits
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,7 @@ class Phases:
                         probe = await self._engine.probe(order.to_role)
                         detail = f"probe {probe.name}: {probe.detail}"
                         if probe.ok:
-                            return Outcome(Event.OK, detail, dict(await self._drop_stale(order)))
+                            return Outcome(Event.OK, detail, await self._tell_peers(order))
             except TimeoutError:
                 detail = f"the engine did not answer in time; before: {detail}"
             if role is order.from_role:
@@ -199,6 +202,14 @@ class Phases:
                     return Outcome(Event.FAILED, f"the engine still serves {role} after {self._limits.verify_s:g} s")
                 return Outcome(Event.EXPIRED, f"not verified within {self._limits.verify_s:g} s: {detail}")
             await self._clock.sleep(self._limits.poll_s)
+
+    async def _tell_peers(self, order: MoveOrder) -> dict[str, Any]:
+        """A verified engine stays verified, whatever comes of telling its peers."""
+        try:
+            return dict(await self._drop_stale(order))
+        except Exception as error:
+            log.exception("move %s: peers could not be told to drop what they cached", order.move_id)
+            return {"drop_stale_failed": f"{type(error).__name__}: {error}"}
 
     async def open_gate(self, order: MoveOrder, with_plugin: bool) -> str:
         """Let held requests in, and end the drain. Returns what went wrong, or nothing."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Depends, Query
 from fastapi.responses import JSONResponse
 
-from controller.refusals import GuardRefused
+from controller.refusals import GuardRefused, NotFound
 from controller.routes import problems
 from controller.routes.access import Actor, needs
 from controller.routes.bodies import GrantBody, MoveBody, PauseBody, PinBody, ReasonBody, ReasonText, reply, to_json
@@ -68,6 +68,25 @@ def acts(controller: ControllerPort, store: Store, hub: Hub) -> APIRouter:
         said = body.reason if body is not None else reason or ""
         dropped = await audited(actor, "unpin", name, said, controller.drop_pin(name, actor.name, said))
         return reply({"worker": name, "dropped": dropped})
+
+    @router.delete("/workers/{name}")
+    async def deregister(
+        name: str,
+        actor: Operator,
+        reason: Annotated[ReasonText | None, Query()] = None,
+        body: Annotated[ReasonBody | None, Body()] = None,
+    ) -> JSONResponse:
+        """Take a worker out for good: out of the router and of every sum. A sidecar that still runs registers it anew."""
+        said = body.reason if body is not None else reason
+        if said is None:
+            raise problems.Problem(422, "Say why: a reason of at least 5 characters, in the body or the query.")
+
+        async def leave() -> None:
+            if not await controller.deregister(name):
+                raise NotFound(f"no worker {name!r}; list them with: fluidpd workers")
+
+        await audited(actor, "deregister", name, said, leave())
+        return reply({"worker": name, "deregistered": True})
 
     @router.post("/pause")
     async def pause(body: PauseBody, actor: Operator) -> JSONResponse:

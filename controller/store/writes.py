@@ -248,6 +248,16 @@ class Store:
             mine = scoped(sa.update(t), t, self.scope).where(t.c.holder == holder, t.c.epoch == epoch)
             return bool((await connection.execute(mine.values(expires_wall_s=now + ttl_s))).rowcount)
 
+    async def raise_epoch(self, holder: str, epoch: int, above: int, ttl_s: float) -> int | None:
+        """Go on leading with an epoch higher than `above` too; None if another holder or epoch stands in the row."""
+        t = tables.leadership
+        raised = 1 + max(epoch, above)
+        async with self._transaction() as connection:
+            now = await self._database_now(connection)
+            mine = scoped(sa.update(t), t, self.scope).where(t.c.holder == holder, t.c.epoch == epoch)
+            found = (await connection.execute(mine.values(epoch=raised, expires_wall_s=now + ttl_s))).rowcount
+        return raised if found else None
+
     async def _database_now(self, connection: AsyncConnection) -> float:
         """Between hosts only the database's clock is common; a file has one host."""
         if connection.dialect.name == "sqlite":

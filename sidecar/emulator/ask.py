@@ -61,6 +61,8 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         body = json.loads(raw)
     except ValueError as problem:
         raise BadAsk(f"the body is not JSON: {problem}") from None
+    except RecursionError:
+        raise BadAsk("the body is nested too deeply") from None
     if not isinstance(body, dict):
         raise BadAsk("the body must be a JSON object")
     return body
@@ -95,7 +97,10 @@ def _prompt(api: Api, body: Mapping[str, Any]) -> tuple[bytes, int]:
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
             raise BadAsk("messages must be a list of at least one message")
-        prompt = chat_prompt(messages)
+        try:
+            prompt = chat_prompt(messages)
+        except RecursionError:  # writing nests a little deeper than reading did
+            raise BadAsk("the messages are nested too deeply") from None
         return prompt_digest(prompt), prompt_tokens(prompt)
     fields = ("text", "input_ids") if api is Api.GENERATE else ("prompt",)
     for name in fields:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
 
 _REMEMBERED_ROOMS = 4096
 _RETRY_S = 0.1
@@ -116,8 +119,10 @@ class BootstrapServer:
                 return  # it was accepted while the server closed
             while raw := await reader.readline():
                 self._heard(json.loads(raw), writer)
-        except (OSError, ValueError):
-            pass  # a peer that died or talks nonsense has lost its connection; its rooms are freed below
+        except OSError:
+            pass  # a peer that died has lost its connection; its rooms are freed below
+        except Exception as error:  # one that talks nonsense too: not only ValueError, a line may hold any JSON
+            log.warning("a decode worker's pairing connection is closed: %s: %s", type(error).__name__, error)
         finally:
             self._writers.discard(writer)
             writer.close()
@@ -241,8 +246,10 @@ class _Link:
             self._unsent.clear()
             while raw := await reader.readline():
                 self._heard(json.loads(raw))
-        except (OSError, ValueError):
+        except OSError:
             pass  # the same end as a closed connection: the rooms are lost
+        except Exception as error:  # whatever a line held, the rooms must not wait for ever
+            log.warning("the pairing connection to %s is closed: %s: %s", self.address, type(error).__name__, error)
         if self._writer is not None:
             self._writer.close()
         self._gone(self)

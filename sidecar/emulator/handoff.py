@@ -6,16 +6,21 @@ Never paces KV and never chooses a peer; the sidecar does. Every handoff has its
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fluidpd.names import Role
 from fluidpd.simulator.worker import Job
 from sidecar.emulator.generation import Finish, Generation
+from sidecar.emulator.pages import DIGEST_BYTES
 from sidecar.emulator.worker import EmulatedWorker
 from sidecar.protocol import AdoptAnswer, HandoffState, HandoffWanted, Message, Order, RelayGone, Reply, Tokens
 
+log = logging.getLogger(__name__)
+
+TAKEN_WITHIN_S = 10.0  # a sidecar that says neither taken nor failed for this long has lost it
 _ASK_AGAIN_S = 0.25
 _MOST_TRIES = 40  # with none of them taken, no peer will: the client learns it
 
@@ -36,7 +41,13 @@ class Relay:
     gen: Generation
     digest: bytes
     tries: int = 1
-    is_taken: bool = False
+    timer: asyncio.TimerHandle | None = field(default=None)
+
+    def heard(self) -> None:
+        """The sidecar has it, or it is over: nothing is timed any more."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 class Handoffs:
@@ -129,11 +140,17 @@ class Handoffs:
         )
         if not self._send(HandoffWanted(state=state)):
             self.failed(gen.relayed_as, "no sidecar")
+            return
+        relay.timer = asyncio.get_running_loop().call_later(TAKEN_WITHIN_S, self._silent, gen.relayed_as)
+
+    def _silent(self, handoff_id: str) -> None:
+        self._send(RelayGone(id=handoff_id))  # a sidecar that still looks for a peer must stop: it goes on here
+        self.failed(handoff_id, f"the sidecar said nothing about it for {TAKEN_WITHIN_S:g} s")
 
     def taken(self, handoff_id: str) -> None:
         relay = self._relays.get(handoff_id)
         if relay is not None:
-            relay.is_taken = True
+            relay.heard()
 
     def tokens(self, message: Tokens) -> None:
         """Tokens that a peer made for a client whose stream is here, or for the worker before this one in the chain."""
@@ -141,6 +158,7 @@ class Handoffs:
         if relay is None:
             self._send(RelayGone(id=message.id))
             return
+        relay.heard()
         gen = relay.gen
         if message.start > gen.produced:
             self._send(RelayGone(id=message.id))
@@ -156,7 +174,10 @@ class Handoffs:
     def failed(self, handoff_id: str, why: str) -> None:
         """No peer took it, or the peer died: go on here if there is room, else ask again."""
         relay = self._relays.pop(handoff_id, None)
-        if relay is None or not relay.gen.is_open:
+        if relay is None:
+            return
+        relay.heard()
+        if not relay.gen.is_open:
             return
         gen = relay.gen
         gen.relayed_as = ""
@@ -195,12 +216,16 @@ class Handoffs:
             return False, "wrong_role"
         if engine.model.draining:
             return False, "draining"
+        try:
+            digest, stop, tail = _read_state(state)
+        except ValueError as problem:
+            log.warning("handoff %s cannot be adopted: %s", state.id, problem)
+            return False, "unknown"
         now = self._worker.clock()
-        digest = bytes.fromhex(state.digest)
         job = Job(state.rid, engine.local_room(), state.prompt_tokens, state.max_new_tokens, now, claimable=False)
         job.produced = state.output_tokens
         gen = Generation(state.rid, digest, job, now, start=state.output_tokens, relays_to=state.id)
-        gen.stop, gen.tail = tuple(state.payload.get("stop", ())), str(state.payload.get("tail", ""))
+        gen.stop, gen.tail = stop, tail
         if not engine.adopt(gen, digest):
             return False, "no_kv"
         self._worker.open[gen] = None
@@ -236,7 +261,8 @@ class Handoffs:
 
     def left(self, gen: Generation) -> None:
         """A generation was aborted here."""
-        if gen.relayed_as and self._relays.pop(gen.relayed_as, None) is not None:
+        if gen.relayed_as and (relay := self._relays.pop(gen.relayed_as, None)) is not None:
+            relay.heard()
             self._send(RelayGone(id=gen.relayed_as))
         if gen.relays_to and self._adopted.pop(gen.relays_to, None) is not None:
             self._tell(gen.relays_to, gen.produced, [], [], gen.finish)
@@ -255,3 +281,16 @@ class Handoffs:
             self._drain = None
         self._worker.engine.model.draining = False
         self._worker.engine.wake()
+
+
+def _read_state(state: HandoffState) -> tuple[bytes, tuple[str, ...], str]:
+    """The digest, the stop texts and the tail that a peer sent. Raises ValueError: they are checked before they are used."""
+    digest = bytes.fromhex(state.digest)
+    if len(digest) != DIGEST_BYTES:
+        raise ValueError(f"a digest has {DIGEST_BYTES} bytes, not {len(digest)}")
+    stop, tail = state.payload.get("stop", []), state.payload.get("tail", "")
+    if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
+        raise ValueError("stop must be a list of texts")
+    if not isinstance(tail, str):
+        raise ValueError("tail must be a text")
+    return digest, tuple(stop), tail

@@ -6,6 +6,7 @@ Never decides and never talks to another worker; claims and handoffs travel side
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import orjson
@@ -49,6 +50,8 @@ from sidecar.protocol import (
     Tokens,
     line,
 )
+
+log = logging.getLogger(__name__)
 
 CAPABILITIES = (CAN_SAMPLE, CAN_BORROW, CAN_GIVE, CAN_HANDOFF, CAN_ADOPT, CAN_HOLD, CAN_REMAP, CAN_DROP_STALE)
 RETRY_S = 0.2
@@ -149,6 +152,12 @@ class PluginConnection:
             message = TO_PLUGIN.validate_json(raw)
         except ValidationError:
             return  # a kind of message that a newer sidecar knows
+        try:
+            self._act_on(message)
+        except Exception:  # it came from another process: it must cost neither the connection nor this one
+            log.exception("a message of type %s could not be handled", message.type)
+
+    def _act_on(self, message: Message) -> None:
         if isinstance(message, PluginWelcome):
             self._welcome(message)
         elif isinstance(message, Grant):

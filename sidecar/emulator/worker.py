@@ -151,6 +151,7 @@ class EmulatedWorker:
         """Nothing waits for this request any more. Safe to call twice."""
         if self.halves.get(gen.job.room) is gen:
             del self.halves[gen.job.room]
+            self._lost_while_claiming.discard(gen.job.room)  # however its claim ended: room numbers may come again
         self.open.pop(gen, None)
 
     def done(self, gen: Generation, *, client_left: bool) -> None:

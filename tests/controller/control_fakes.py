@@ -123,6 +123,13 @@ class MemoryStore:
         self._write()
         return self.renews and holder == self.holder and epoch == self.epoch
 
+    async def raise_epoch(self, holder: str, epoch: int, above: int, ttl_s: float) -> int | None:
+        self._write()
+        if (holder, epoch) != (self.holder, self.epoch):
+            return None
+        self.epoch = 1 + max(epoch, above)
+        return self.epoch
+
 
 class MemoryQueries:
     def __init__(self, store: MemoryStore) -> None:

@@ -291,6 +291,10 @@ class FakeController:
         self._asked("resume", actor, reason)
         return await self.store.drop_pause()
 
+    async def deregister(self, worker: str) -> bool:
+        self._asked("deregister", worker)
+        return worker == "w3"
+
     async def renew_leadership(self) -> bool:
         self.renewed += 1
         return True

@@ -22,6 +22,7 @@ BODIES = {
     "/api/v1/workers/{name}/grant": {"ttl_s": 60, "reason": "incident 17"},
     "/api/v1/transitions/{id}/cancel": {"reason": "incident 17"},
 }
+REASON = {"reason": "incident 17"}
 OPEN = {"/healthz/live", "/healthz/ready"}
 
 
@@ -45,7 +46,7 @@ async def test_every_route_needs_its_scope_and_none_is_open_by_accident(tmp_path
             for method in methods:
                 needed = "operate" if method != "get" else "metrics" if path == "/metrics" else "read"
                 allowed = {"read": {"read", "operate", "admin"}, "operate": {"operate", "admin"}, "metrics": set(SCOPES)}[needed]
-                body = BODIES.get(path) if method == "post" else None
+                body = BODIES.get(path) if method == "post" else REASON if method == "delete" else None
                 answers = {
                     scope: (await client.request(method, url, json=body, headers=bearing(scope))).status_code for scope in SCOPES
                 }

@@ -24,9 +24,10 @@ async def test_each_act_reaches_the_controller_and_is_audited(tmp_path: Path) ->
             await client.post("/api/v1/workers/w3/move", json={"role": "prefill", "reason": "warm one up"}),
             await client.post("/api/v1/workers/w3/grant", json={"ttl_s": 30.5, "reason": "morning queue"}),
             await client.post("/api/v1/transitions/m1/cancel", json={"reason": "wrong worker"}),
+            await client.request("DELETE", "/api/v1/workers/w3", json={"reason": "sold the box"}),
         ]
         audit = await controller.store.queries.audit()
-    assert [a.status_code for a in answers] == [200, 200, 200, 200, 202, 202, 202]
+    assert [a.status_code for a in answers] == [200, 200, 200, 200, 202, 202, 202, 200]
     assert controller.asked == [
         ("pin", "w3", Role.DECODE, 600.0, "incident 17", "local", None),
         ("unpin", "w3", "local", "it is over"),
@@ -35,6 +36,7 @@ async def test_each_act_reaches_the_controller_and_is_audited(tmp_path: Path) ->
         ("move", "w3", Role.PREFILL, "warm one up", "local", False),
         ("grant", "w3", 30.5, "morning queue", "local"),
         ("cancel", "m1", "wrong worker", "local"),
+        ("deregister", "w3"),
     ]
     assert [(a.verb, a.subject, a.outcome) for a in reversed(audit)] == [
         ("pin", "w3", "done"),
@@ -44,6 +46,7 @@ async def test_each_act_reaches_the_controller_and_is_audited(tmp_path: Path) ->
         ("move", "w3", "done"),
         ("grant", "w3", "done"),
         ("cancel", "m1", "done"),
+        ("deregister", "w3", "done"),
     ]
     assert answers[0].json()["version"] == 1
     assert answers[1].json()["dropped"]["role"] == "decode"
@@ -84,6 +87,16 @@ async def test_an_unknown_worker_is_a_404_and_audited(tmp_path: Path) -> None:
         (row,) = await controller.store.queries.audit()
     assert answer.status_code == 404
     assert (row.subject, row.outcome) == ("w99", "refused")
+
+
+async def test_a_worker_leaves_only_with_a_reason_and_only_if_it_is_known(tmp_path: Path) -> None:
+    async with open_api(tmp_path) as (client, controller, _):
+        assert (await client.delete("/api/v1/workers/w3")).status_code == 422
+        assert controller.asked == []
+        answer = await client.delete("/api/v1/workers/w99", params={"reason": "sold the box"})
+        (row,) = await controller.store.queries.audit()
+    assert answer.status_code == 404
+    assert (row.verb, row.subject, row.outcome, row.reason) == ("deregister", "w99", "refused", "sold the box")
 
 
 @pytest.mark.parametrize(

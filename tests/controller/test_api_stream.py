@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+from control_fakes import Fleet, Sidecar
 from memory_fakes import NOW, FakeController, a_move, a_phase, open_api, open_store
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -136,3 +137,19 @@ async def test_a_standby_exports_nothing_about_the_fleet(tmp_path: Path) -> None
     assert b"fluidpd_controller_leader 0.0" in page
     assert b"fluidpd_pool_workers" not in page
     assert b"fluidpd_pressure_index" not in page
+
+
+async def test_the_metrics_page_counts_what_was_rejected_by_a_closed_set_of_reasons(tmp_path: Path) -> None:
+    f = await Fleet({"p1": "prefill", "d1": "decode"}).up()
+    f.controller.registry.hear(Sidecar("nobody").sample(f.clock))
+    f.controller.reception.counts["malformed"] += 2
+    f.controller.reception.counts["<script>"] += 1
+    await f.tell("d1", "ok", "drain")
+    async with open_store(tmp_path) as store:
+        page, _ = Metrics(f.controller, store, a_hub()).render("")
+    seen = {(s.name, s.labels.get("reason")): s.value for m in text_string_to_metric_families(page.decode()) for s in m.samples}
+    assert seen["fluidpd_samples_rejected_total", "unattributed"] == 1
+    assert seen["fluidpd_samples_rejected_total", "reordered"] == 0
+    assert seen["fluidpd_messages_rejected_total", "malformed"] == 2
+    assert seen["fluidpd_messages_rejected_total", "reports_of_no_open_move"] == 1
+    assert b"script" not in page

@@ -128,6 +128,9 @@ async def test_bad_messages_are_counted_alone_and_the_connection_stays() -> None
         ({"worker_url": "10.0.0.1:80"}, "http://HOST:PORT"),
         ({"worker_url": "http://user@h:1"}, "without user name"),
         ({"worker_url": "http://h:99999"}, "http://HOST:PORT"),
+        ({"worker_url": "http://a b:80"}, "http://HOST:PORT"),
+        ({"worker_url": "http://xn--:80"}, "http://HOST:PORT"),
+        ({"sidecar_url": "http://h:0"}, "http://HOST:PORT"),
         ({"sidecar_url": "ftp://h:1"}, "http://HOST:PORT"),
         ({"worker": "<script>"}, "worker"),
         ({"worker": "x" * 64}, "worker"),
@@ -181,13 +184,14 @@ async def test_a_second_connection_of_the_same_worker_replaces_the_first() -> No
         await second.close()
 
 
-async def test_commands_reach_the_sidecar_and_a_higher_epoch_deposes_this_controller() -> None:
+async def test_commands_reach_the_sidecar_and_a_higher_epoch_deposes_a_controller_whose_row_is_anothers() -> None:
     async with served() as (f, url):
         ws, _ = await welcomed(url, hello("w1"))
         w = f.controller.registry.get("w1")
         assert w is not None and w.connection is not None
         assert w.connection.send('{"type":"command"}')
         assert json.loads(await ws.recv()) == {"type": "command"}
+        f.store.holder = "another"
         receipt = {
             "type": "receipt",
             "command_id": "c",
@@ -199,6 +203,75 @@ async def test_commands_reach_the_sidecar_and_a_higher_epoch_deposes_this_contro
         await ws.send(json.dumps(receipt))
         await until(lambda: not f.controller.status().leading)
         assert "epoch 7" in f.controller.status().banner
+        await ws.close()
+
+
+@pytest.mark.parametrize("seen", [3, 1_000_000, 2**31])
+async def test_a_controller_whose_database_was_lost_leads_on_above_the_epoch_that_its_workers_have_seen(seen: int) -> None:
+    async with served() as (f, url):
+        ws, welcome = await welcomed(url, hello("w1", highest_epoch=seen))
+        assert welcome["epoch"] == seen + 1 == f.controller._outbox.epoch == f.store.epoch
+        again, welcome = await welcomed(url, hello("w2", highest_epoch=seen + 1))
+        assert welcome["epoch"] == seen + 1
+        await f.controller.renew_leadership()
+        assert f.controller.status().leading and f.controller.status().epoch == seen + 1
+        await ws.close(), await again.close()
+
+
+async def test_a_higher_epoch_is_asked_about_again_when_the_database_does_not_answer() -> None:
+    async with served() as (f, url):
+        f.store.failing = True
+        ws, welcome = await welcomed(url, hello("w1", highest_epoch=7))
+        assert welcome["epoch"] == 1 and f.controller.status().leading
+        f.store.failing = False
+        await f.controller.leadership.outbid(7, "w1")
+        assert f.controller.status().leading and f.controller.leadership.epoch == 8
+        await ws.close()
+
+
+async def test_an_absurd_epoch_is_malformed_and_changes_nothing() -> None:
+    async with served() as (f, url):
+        refused_ws, refused = await welcomed(url, hello("w1", highest_epoch=2**31 + 1))
+        assert refused["type"] == "refused" and "highest_epoch" in refused["why"] and len(f.controller.registry) == 0
+        ws, _ = await welcomed(url, hello("w1"))
+        receipt = {"type": "receipt", "command_id": "c", "worker": "w1", "incarnation": 1, "answer": "stale_epoch"}
+        await ws.send(json.dumps(receipt | {"highest_epoch": 10**30}))
+        await until(lambda: f.controller.reception.counts["malformed"] == 1)
+        assert f.controller.leadership.epoch == 1 and f.controller.status().leading
+        await refused_ws.close(), await ws.close()
+
+
+async def test_two_sidecars_with_one_address_or_one_name_are_not_both_let_in() -> None:
+    async with served() as (f, url):
+        ws, _ = await welcomed(url, hello("w1", port=20_001))
+        await ws.send(sample(1, 1))
+        w = f.controller.registry.get("w1")
+        assert w is not None
+        await until(lambda: w.seq == 1)
+        for second, said in (
+            (hello("w2", worker_url="http://localhost:20001/"), "already that of worker 'w1'"),
+            (hello("w1", port=20_002), "the name 'w1' is taken by a worker at http://127.0.0.1:20001"),
+        ):
+            other, refused = await welcomed(url, second)
+            assert refused["type"] == "refused" and said in refused["why"]
+            with pytest.raises(websockets.ConnectionClosed) as closed:
+                await other.recv()
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 4400
+        assert f.controller.reception.counts["refused_hellos"] == 2
+        assert [x.name for x in f.controller.registry] == ["w1"] and w.connection is not None and w.incarnation == 1
+        await ws.close()
+
+
+async def test_one_absurd_sequence_number_does_not_freeze_a_worker() -> None:
+    async with served() as (f, url):
+        ws, _ = await welcomed(url, hello("w1"))
+        await ws.send(sample(1, 10**400))
+        await ws.send(sample(1, 2**53))
+        await ws.send(sample(1, 1))
+        w = f.controller.registry.get("w1")
+        assert w is not None
+        await until(lambda: w.seq == 1)
+        assert f.controller.reception.counts["malformed"] == 2
         await ws.close()
 
 

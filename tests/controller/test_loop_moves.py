@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 from control_fakes import Fleet, prompts
 
+from controller.ports import RouterTrouble
 from controller.refusals import Conflict, GuardRefused, NotFound
 from fluidpd.names import End, Phase, Role, Rule
 
@@ -217,6 +221,82 @@ async def test_a_decision_that_is_not_on_disk_moves_nobody() -> None:
         await f.controller.tick()
         await f.clock.advance(0.05)
     assert f.store.transitions == {} and f.sidecars["d1"].connection.bodies("grant") == []
+
+
+async def test_no_second_move_begins_while_the_first_is_still_being_written() -> None:
+    f = await fleet()
+    written, write = asyncio.Event(), f.store.open_transition
+
+    async def slow(row: Any) -> None:
+        await written.wait()
+        await write(row)
+
+    f.store.open_transition = slow  # type: ignore[method-assign]
+    snapshot = f.controller.collector.snapshot(f.clock.now(), ())  # judged before the first began
+    first = asyncio.ensure_future(moving(f))
+    await asyncio.sleep(0)
+    f.controller.collector.snapshot = lambda *_: snapshot  # type: ignore[method-assign]
+    with pytest.raises(GuardRefused) as second:
+        await moving(f, "d1")
+    assert second.value.refusal.rule is Rule.MAX_CONCURRENT
+    written.set()
+    id_ = await first
+    assert set(f.store.transitions) == {id_}
+
+
+async def test_only_a_move_that_has_begun_counts_against_the_budget() -> None:
+    f = await fleet()
+    f.store.failing = True
+    with pytest.raises(GuardRefused):
+        await moving(f)
+    assert len(f.controller.memory.flips_s) == 0
+    f.store.failing = False
+    await moving(f)
+    assert list(f.controller.memory.flips_s) == [f.clock.now()]
+
+
+async def test_a_move_that_the_loop_begins_counts_against_the_budget_once() -> None:
+    f = await fleet()
+    for name in ("p1", "p2"):
+        f.sidecars[name].queue = prompts(8)
+    await f.run(2.0)
+    assert len(f.controller.memory.flips_s) == len(f.store.transitions) == 1
+
+
+async def test_an_ended_move_whose_end_is_not_yet_written_is_not_taken_up_again() -> None:
+    f = await fleet()
+    id_ = await moving(f)
+    f.store.failing, f.store.healthy = True, False
+    await f.answer("d2", f.sidecars["d2"].connection.commands[-1], "busy")
+    assert f.store.transitions[id_].end is None and f.controller.moves.of_worker("d2") is None
+    f.controller.moves.restore(f.store.transitions[id_])
+    assert f.controller.moves.of_worker("d2") is None and f.state("d2") != "moving"
+
+
+async def test_an_address_that_nobody_has_any_more_is_taken_out_of_the_router_as_soon_as_that_works() -> None:
+    f = await fleet()
+    assert f.router is not None
+    url = f.sidecars["d2"].hello.worker_url
+    assert await f.controller.deregister("d2")
+    ensure = f.router.ensure
+
+    async def fails(worker_url: str, role: Role | None, bootstrap_port: int | None = None) -> None:
+        raise RouterTrouble("the router is busy")
+
+    f.router.ensure = fails  # type: ignore[method-assign]
+    await f.controller.dispatcher.check_membership(f.controller.permission(f.clock.now()))
+    assert url in f.router.roles and url in f.controller.registry.former_urls
+    f.router.ensure = ensure  # type: ignore[method-assign]
+    await f.controller.dispatcher.check_membership(f.controller.permission(f.clock.now()))
+    assert url not in f.router.roles and not f.controller.registry.former_urls
+
+
+async def test_a_worker_in_a_move_is_not_deregistered() -> None:
+    f = await fleet()
+    await moving(f)
+    with pytest.raises(GuardRefused) as refused:
+        await f.controller.deregister("d2")
+    assert refused.value.refusal.rule is Rule.IN_TRANSIT and f.state("d2") == "moving"
 
 
 class TestWhenTheSidecarIsGone:

@@ -76,6 +76,45 @@ async def test_a_pause_ends_by_itself_whatever_the_wall_clock_does() -> None:
     assert f.controller.status().reason != "paused"
 
 
+async def test_a_pause_does_not_stop_the_repair_of_the_routers_list() -> None:
+    f = await Fleet(FOUR).up()
+    assert f.router is not None
+    await f.controller.set_pause("maintenance", 60, "ana")
+    await f.controller.dispatcher.check_membership(f.controller.permission(f.clock.now()))
+    await f.clock.advance(0.1)
+    assert f.router.roles == {s.hello.worker_url: s.role for s in f.sidecars.values()}
+    f.router.roles.clear()
+    f.controller.leadership.deposed("another leads")
+    await f.controller.dispatcher.check_membership(f.controller.permission(f.clock.now()))
+    await f.clock.advance(0.1)
+    assert f.router.roles == {}
+
+
+async def test_floors_that_the_pool_can_never_meet_are_said_in_the_banner() -> None:
+    f = Fleet(FOUR, min_prefill=3, min_decode=2)
+    await f.up(settle_s=0.5)
+    assert "min_prefill" not in f.controller.status().banner  # workers are still arriving
+    await f.run(1.0)
+    assert "min_prefill (3) + min_decode (2) is more than the pool's 4 workers" in f.controller.status().banner
+    assert (await Fleet(FOUR).up()).controller.status().banner == ""
+
+
+async def test_a_worker_that_left_is_dropped_from_memory_an_hour_after_its_row_was_written() -> None:
+    f = await Fleet(FOUR).up()
+    f.sidecars["d2"].values["requests_total"] = 5
+    await f.run(1.1)
+    await f.controller.deregister("d2")
+    f.sidecars.pop("d2")
+    await f.run(1.1)
+    c = f.controller
+    assert f.store.workers["d2"].state == "gone" and "d2" in c._written and len(c.registry.everyone()) == 4
+    await f.clock.advance(3601)
+    f.hear()
+    await c.keep_house()
+    assert "d2" not in c._written and [w.name for w in c.registry.everyone()] == ["p1", "p2", "d1"]
+    assert not any(worker == "d2" for worker, _ in c._totals._last) and c._totals.of("requests_total") == 5
+
+
 async def test_an_open_move_finishes_in_a_pause() -> None:
     f = await Fleet(FOUR).up()
     row = await f.controller.request_move("d2", Role.PREFILL, "by hand", "ana", False)

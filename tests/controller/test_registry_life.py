@@ -226,3 +226,25 @@ async def test_a_worker_silent_for_an_hour_is_forgotten() -> None:
     await p.clock.advance(3700)
     p.registry.forget_silent(p.clock.now())
     assert len(p.registry) == 0 and p.registry.changes[-1].what == "forgotten"
+
+
+async def test_an_address_is_anothers_until_its_worker_is_lost() -> None:
+    p = Place()
+    await p.hear(2)
+    second = hello("w2", worker_url=p.s.hello.worker_url.replace("127.0.0.1", "LOCALHOST"))
+    assert "already that of worker 'w1'" in (p.registry.taken(second, FakeConnection()) or "")
+    await p.clock.advance(5.1)
+    assert p.registry.taken(second, FakeConnection()) is None
+
+
+async def test_a_name_may_change_its_address_once_its_old_connection_is_silent_or_gone() -> None:
+    p = Place()
+    await p.hear(2)
+    elsewhere = hello("w1", worker_url="http://10.0.0.9:1")
+    assert "the name 'w1' is taken" in (p.registry.taken(elsewhere, FakeConnection()) or "")
+    assert p.registry.taken(p.s.hello, FakeConnection()) is None  # the same worker, connected again
+    await p.clock.advance(1.1)
+    assert p.registry.taken(elsewhere, FakeConnection()) is None
+    await p.hear()
+    p.registry.left("w1", p.s.connection)
+    assert p.registry.taken(elsewhere, FakeConnection()) is None

@@ -140,3 +140,13 @@ async def test_every_start_raises_the_epoch_and_the_older_holder_cannot_renew(tm
         assert second == first + 1
         assert not await store.renew_leadership("a", first, 9.0)
         assert await store.renew_leadership("b", second, 9.0)
+
+
+async def test_the_holder_may_raise_its_epoch_above_one_that_was_seen_and_nobody_else_may(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        first = await store.take_leadership("a", 9.0)
+        assert await store.raise_epoch("b", first, 7, 9.0) is None
+        assert await store.raise_epoch("a", first + 1, 7, 9.0) is None
+        assert await store.raise_epoch("a", first, 7, 9.0) == 8
+        assert await store.renew_leadership("a", 8, 9.0) and not await store.renew_leadership("a", first, 9.0)
+        assert await store.take_leadership("b", 9.0) == 9

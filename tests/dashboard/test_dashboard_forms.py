@@ -227,3 +227,22 @@ async def test_no_host_name_of_another_machine_is_trusted_by_default(queries: Fa
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://fleet.example") as client_:
         assert (await client_.get("/healthz")).status_code == 200
         assert (await client_.get("/healthz", headers={"Host": "127.0.0.1"})).status_code == 421
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (httpx.ConnectError, "Nothing was changed"),
+        (httpx.ConnectTimeout, "Nothing was changed"),
+        (httpx.ReadTimeout, "not known whether it was done"),
+        (httpx.ReadError, "not known whether it was done"),
+    ],
+)
+async def test_an_action_whose_answer_was_lost_is_not_said_to_have_changed_nothing(
+    error: type[httpx.HTTPError], says: str
+) -> None:
+    def api(request: httpx.Request) -> httpx.Response:
+        raise error("gone")
+
+    problem = await ControllerClient("http://127.0.0.1:8070", "s3cret", httpx.MockTransport(api)).pause("deploying", 60)
+    assert isinstance(problem, Problem) and problem.status == 503 and says in problem.detail

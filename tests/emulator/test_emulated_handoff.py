@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import pytest
 from emulator_fleet import Fleet, fleet_with_sidecars, until
 
 from fluidpd.names import Role
+from sidecar.emulator import handoff
 from sidecar.emulator.settings import SwitchTimes
 from sidecar.emulator.text import expected_text
 
@@ -144,6 +147,78 @@ async def test_a_worker_without_room_refuses_to_adopt(tmp_path: Path) -> None:
             side.say(type="adopt", state=state)
             await until(lambda s=side: s.of("adopt_answer"))
             assert side.of("adopt_answer")[0] | {"type": ""} == {"type": "", "id": "h1", "accepted": False, "why": why}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"payload": {"stop": 5}},
+        {"payload": {"stop": "text"}},
+        {"payload": {"stop": [1]}},
+        {"payload": {"stop": [""]}},
+        {"payload": {"tail": 5}},
+        {"digest": "zz"},
+        {"digest": "00"},
+    ],
+)
+async def test_a_state_that_means_nothing_is_refused_and_the_next_is_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
+) -> None:
+    async with fleet_with_sidecars({"k": "decode"}, tmp_path) as (f, tiny):
+        monkeypatch.setattr(tiny, "carry", lambda sender, message: None)  # this test is the peer
+        side = tiny.sidecars["k"]
+        state = {"id": "h1", "rid": "r", "prompt_tokens": 9, "output_tokens": 5, "max_new_tokens": 8, "kv_tokens": 14}
+        state |= {"kv_bytes": 1, "digest": "00" * 32}
+        side.say(type="adopt", state=state | wrong)
+        await until(lambda: side.of("adopt_answer"))
+        side.say(type="adopt", state=state | {"id": "h2"})
+        await until(lambda: len(side.of("adopt_answer")) == 2)
+        assert [(a["id"], a["accepted"]) for a in side.of("adopt_answer")] == [("h1", False), ("h2", True)]
+        await until(lambda: clean(f))
+        assert len([m for m in side.heard if m["type"] == "hello"]) == 1  # on the connection that there was
+
+
+async def test_a_message_that_cannot_be_handled_costs_neither_the_connection_nor_the_process(tmp_path: Path) -> None:
+    async with fleet_with_sidecars({"k": "decode"}, tmp_path) as (f, tiny):
+        side = tiny.sidecars["k"]
+
+        def broken(handoff_id: str) -> None:
+            raise TypeError("oh")
+
+        f.worker("k").plugin.handoffs.relay_gone = broken  # type: ignore[attr-defined]
+        side.say(type="relay_gone", id="h1")
+        assert (await side.order("undrain"))["ok"]
+        assert len([m for m in side.heard if m["type"] == "hello"]) == 1
+
+
+async def test_a_handoff_that_is_neither_taken_nor_failed_goes_on_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handoff, "TAKEN_WITHIN_S", 0.2)
+    async with fleet_with_sidecars(ROLES, tmp_path) as (f, tiny):
+        monkeypatch.setattr(tiny, "carry", lambda sender, message: None)  # a sidecar that lost it
+        task = asyncio.create_task(f.both("p", "j", "lost", 40))
+        await until(lambda: running(f, "j"))
+        drained = await tiny.sidecars["j"].order("drain", role="decode")
+        _, said = await task
+        assert said.text == expected_text("lost", 40) and said.done and drained["ok"]
+        assert f.worker("j").plugin.reports()["handoffs_taken_home"] == 1
+        wanted = [m["state"]["id"] for m in tiny.sidecars["j"].of("handoff_wanted")]
+        assert [m["id"] for m in tiny.sidecars["j"].of("relay_gone")] == wanted  # so that no peer is looked for any longer
+
+
+async def test_a_handoff_that_was_taken_may_be_silent_for_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handoff, "TAKEN_WITHIN_S", 0.2)
+    async with fleet_with_sidecars(ROLES, tmp_path) as (f, tiny):
+        tiny.peers = {"j": ["k"]}
+        task = asyncio.create_task(f.both("p", "j", "taken", 60))
+        await until(lambda: running(f, "j"))
+        await tiny.sidecars["j"].order("drain", role="decode")
+        await f.post("k", "/slow_down", {"forward_sleep_time": 0.5})
+        await asyncio.sleep(0.4)
+        await f.post("k", "/slow_down", {"forward_sleep_time": None})
+        _, said = await task
+        assert said.text == expected_text("taken", 60) and f.worker("j").plugin.reports()["handoffs_taken_home"] == 0
 
 
 async def test_a_stop_text_is_still_seen_after_a_handoff(tmp_path: Path) -> None:

@@ -120,6 +120,51 @@ async def test_rooms_of_a_lost_prefill_worker_fail_in_the_stream_and_borrowed_on
         await until(lambda: clean(f))
 
 
+@pytest.mark.parametrize(
+    "nonsense", [b"5\n", b'{"kv":null}\n', b'{"kv":1}\n', b"[" * 20_000 + b"\n"], ids=["5", "null", "no digest", "deep"]
+)
+async def test_a_peer_that_says_nonsense_on_the_pairing_loses_its_rooms_and_none_hangs(nonsense: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(nonsense)
+        while await reader.read(4096):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server, fleet({"d": "decode"}) as f:
+        port = server.sockets[0].getsockname()[1]
+        pair = {"bootstrap_host": "127.0.0.1", "bootstrap_port": port, "bootstrap_room": 77}
+        said = await asyncio.wait_for(f.ask("d", {"text": "a", "sampling_params": {"max_new_tokens": 2}, **pair}), 5)
+        assert said.status == 500 and "Lost connection with prefill" in said.body["error"]["message"]
+        await until(lambda: clean(f))
+
+
+async def test_nonsense_from_a_decode_worker_frees_the_rooms_that_it_was_ready_for() -> None:
+    async with fleet(PD) as f:
+        prefill = f.worker("p")
+        _, writer = await asyncio.open_connection("127.0.0.1", prefill.spec.bootstrap_port)
+        writer.write(b'{"ready":77}\n')
+        await until(lambda: prefill.bootstrap.is_ready(77))
+        writer.write(b"null\n")
+        await until(lambda: not prefill.bootstrap.is_ready(77))
+        writer.close()
+
+
+async def test_a_room_lost_while_it_was_claimed_is_forgotten_with_its_request() -> None:
+    async with fleet(PD) as f:
+        decode = f.worker("d")
+        body = {"text": "lost", "rid": "mine", "sampling_params": {"max_new_tokens": 4}, "stream": True, **f.pair("p")}
+        room = body["bootstrap_room"]
+        task = asyncio.create_task(f.ask("d", body))
+        await until(lambda: len(decode.engine.model.expecting) == 1)
+        decode.halves[room].job.stage = Stage.CLAIMING
+        decode.prefill_lost("p", frozenset({room}))
+        assert decode._lost_while_claiming == {room}
+        decode.abort(decode.halves[room], "Aborted by AbortReq")
+        await task
+        assert decode._lost_while_claiming == set()
+
+
 async def test_a_prefill_worker_that_cannot_be_reached_fails_the_room_after_a_while() -> None:
     async with fleet({"d": "decode"}, peer_patience_s=0.2) as f:
         pair = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 9, "bootstrap_room": 77}

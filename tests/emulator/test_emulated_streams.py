@@ -98,6 +98,9 @@ async def test_a_stop_text_ends_the_answer_before_it() -> None:
     [
         ("/generate", b"{not json", "not JSON"),
         ("/generate", b"[1]", "JSON object"),
+        ("/generate", b'{"text":' + b"[" * 50_000 + b"]" * 50_000 + b"}", "nested too deeply"),
+        ("/v1/chat/completions", b'{"messages":' + b"[" * 50_000, "nested too deeply"),
+        ("/pd_role_switch", b'{"new_role":' + b"[" * 50_000, "nested too deeply"),
         ("/generate", b"{}", "no prompt"),
         ("/generate", b'{"text":["a","b"]}', "a list of prompts is not served"),
         ("/generate", b'{"input_ids":[[1],[2]]}', "a list of prompts is not served"),

@@ -80,6 +80,7 @@ class FakeEngine:
     """Its truth outlives the sidecar: role, and whether it was ever torn."""
 
     role: Role = Role.DECODE
+    boot: str = "boot-1"
     healthy: bool = True
     reachable: bool = True
     bomb: Bomb = field(default_factory=Bomb)
@@ -93,7 +94,7 @@ class FakeEngine:
     log: list[str] = field(default_factory=list)
 
     async def facts(self) -> EngineFacts | None:
-        return EngineFacts("emulated", "0", "boot-1", self.role, flippable=True) if self.reachable else None
+        return EngineFacts("emulated", "0", self.boot, self.role, flippable=True) if self.reachable else None
 
     async def look(self) -> Look:
         self.bomb.tick()

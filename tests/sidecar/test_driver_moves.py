@@ -269,3 +269,15 @@ async def test_a_defect_in_an_effect_still_ends_in_a_named_place(make_rig: MakeR
     setattr(phases, effect, broken)
     controller = await rig.run()
     assert controller.move.end is end and any("KeyError" in r.detail for r in controller.reports)
+
+
+async def test_a_verified_engine_is_done_whatever_comes_of_telling_its_peers(make_rig: MakeRig) -> None:
+    rig = make_rig()
+
+    async def broken(order: object) -> dict[str, object]:
+        raise KeyError("oh")
+
+    rig.driver._phases._drop_stale = broken
+    controller = await rig.run()
+    assert controller.move.end is End.DONE and controller.in_router is Role.PREFILL
+    assert "KeyError" in controller.reports[-1].numbers["drop_stale_failed"]

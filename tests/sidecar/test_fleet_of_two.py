@@ -16,9 +16,11 @@ import uvicorn
 from sidecar_fakes import FakeController, FakeEngine, SocketPlugin, command, move_order, state_of, text_of
 
 from fluidpd.command import GrantTerms, HandoffPeer, PrefillPeer
-from fluidpd.names import Answer, Role
+from fluidpd.names import Answer, End, Role
 from sidecar.app import Sidecar
 from sidecar.clock import Clock
+from sidecar.peers import SIDECAR_HEADER
+from sidecar.ports import SwitchAnswer, SwitchResult
 from sidecar.protocol import AdoptAnswer, ClaimAnswer, ClaimWanted, HandoffWanted, Order, PluginSample, RelayGone, Reply, Tokens
 from sidecar.routes import create_app
 from sidecar.serve import _listen, _Server
@@ -240,6 +242,39 @@ async def test_a_peer_that_dies_in_the_middle_gives_back_what_was_received(tmp_p
         assert failed.received == 7
 
 
+@pytest.mark.parametrize("bad", ["http://127.0.0.1:abc", f"http://{70 * 'a'}.test:1", "no address", ""])
+async def test_a_peer_with_an_address_that_cannot_be_called_is_passed_over_and_the_plugin_hears_how_it_ended(
+    tmp_path: Path, bad: str
+) -> None:
+    async with pair(tmp_path) as (leaving, peer):
+        adopts(peer)
+        await drain_with_peers(leaving, peer)
+        good = leaving.sidecar._handoff_peers()
+        wrong = HandoffPeer(worker="wrong", sidecar_url=bad)
+        leaving.sidecar.handoffs._candidates = lambda: (wrong,)
+        leaving.plugin.say(HandoffWanted(state=state_of("h1", total=6)))
+        (failed,) = await leaving.plugin.wait("handoff_failed")
+        assert failed.received == 3 and failed.why.startswith("wrong: ")
+        leaving.sidecar.handoffs._turn = 0
+        leaving.sidecar.handoffs._candidates = lambda: (wrong, *good)
+        leaving.plugin.say(HandoffWanted(state=state_of("h2", total=6)))
+        assert await relayed(leaving, "h2", 3, 6) == [text_of("dh2", i) for i in range(6)]
+        await none_open(leaving, peer)
+        assert leaving.sidecar.handoffs.ended_total == {"failed": 1, "finished": 1}
+
+
+async def test_a_defect_in_a_handoff_is_told_to_the_plugin_as_failed(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (leaving, _):
+
+        def broken() -> tuple[HandoffPeer, ...]:
+            raise KeyError("oh")
+
+        leaving.sidecar.handoffs._candidates = broken
+        leaving.plugin.say(HandoffWanted(state=state_of("h1")))
+        (failed,) = await leaving.plugin.wait("handoff_failed")
+        assert failed.received == 3 and "KeyError" in failed.why
+
+
 async def test_a_gap_in_the_relay_ends_it_before_the_gap(tmp_path: Path) -> None:
     async with pair(tmp_path) as (leaving, peer):
 
@@ -312,6 +347,27 @@ async def test_after_a_flip_peers_drop_what_they_cached(tmp_path: Path) -> None:
         assert told == {"drop_stale_told": 1, "drop_stale_failed": "gone"}
         (dropped,) = await peer.plugin.wait("order")
         assert (dropped.what, dropped.bootstrap) == ("drop_stale", "d1.test:40000")
+
+
+async def test_an_address_in_a_header_that_cannot_be_called_is_not_kept_and_spoils_no_telling_of_peers(tmp_path: Path) -> None:
+    async with one(tmp_path, "p1", Role.PREFILL) as it, httpx.AsyncClient(trust_env=False) as stranger:
+        gives(it, {7: ""})
+        for wrong in ("http://127.0.0.1:abc", "http://127.0.0.1:99999", "http://", "ftp://127.0.0.1:1", "http://a:0"):
+            body = {"id": wrong, "room": 7, "claimer": "d1"}
+            answer = await stranger.post(f"{it.url}/peer/claim", json=body, headers={SIDECAR_HEADER: wrong})
+            assert answer.status_code == 200
+        assert it.sidecar.peers.known == ()
+        order = move_order(peers=(HandoffPeer(worker="wrong", sidecar_url="http://127.0.0.1:abc"),))
+        assert await it.sidecar.stale.tell_peers(order) == {"drop_stale_told": 0, "drop_stale_failed": "wrong"}
+
+
+async def test_a_claim_at_an_address_that_cannot_be_called_is_still_answered(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (decode, prefill):
+        prefill.url = "http://127.0.0.1:abc"
+        await grant(decode, prefill)
+        decode.plugin.say(ClaimWanted(id="c7", room=7, bootstrap="p1.test:40000"))
+        (result,) = await decode.plugin.wait("claim_result")
+        assert not result.given and result.why == "no_answer"
 
 
 # ---------------------------------------------------------------- the controller's side
@@ -394,3 +450,47 @@ async def test_an_engine_that_stops_answering_is_sampled_as_unreachable_not_as_z
         it.sidecar.engine.reachable = False  # type: ignore[attr-defined]
         await controller.until(lambda: controller.samples[-1]["engine_state"] == "unreachable")
         assert controller.samples[-1]["values"] == {} and controller.samples[-1]["role"] is None
+
+
+async def test_a_quarantine_is_no_longer_shown_once_the_engine_was_restarted(tmp_path: Path) -> None:
+    async with FakeController() as controller, one(tmp_path, "d1", Role.DECODE, controller.url) as it:
+        engine: Any = it.sidecar.engine
+        await controller.until(lambda: it.sidecar.link.connected)
+        engine.prepare = SwitchResult(SwitchAnswer.BROKE, "torn")
+        await controller.send(move_order(), "m1", worker="d1")
+        await controller.until(lambda: it.sidecar.driver.move is not None and not it.sidecar.driver.move.open)
+        move = it.sidecar.driver.move
+        assert move is not None and move.state.end is End.QUARANTINED and move.engine_boot == "boot-1"
+        assert any("quarantined" in reason for reason in it.sidecar.degraded())
+        engine.boot = "boot-2"
+        await it.plugin.close()
+        await it.plugin.connect(boot="boot-d1-again")
+        await controller.until(lambda: it.sidecar.link.connected and not it.sidecar.degraded())
+
+
+async def test_a_full_disk_does_not_cut_a_worker_off_from_a_controller_that_restarted(tmp_path: Path) -> None:
+    async with FakeController() as controller, one(tmp_path, "d1", Role.DECODE, controller.url) as it:
+        await controller.until(lambda: it.sidecar.link.connected)
+        journal = it.sidecar.journal
+        append = journal.append
+
+        def full(*entries: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        journal.append = full  # type: ignore[method-assign]
+        before = len(controller.hellos)
+        await controller.connections[-1].close()
+        await controller.until(lambda: it.sidecar.link.connected and len(controller.hellos) > before)
+        incarnation = len(controller.hellos)
+        controller.samples.clear()
+        await controller.until(lambda: bool(controller.samples))
+        assert controller.samples[-1]["incarnation"] == it.sidecar.driver.incarnation == incarnation
+        assert it.sidecar.degraded() == ["the journal cannot be written: No space left on device"]
+        terms = GrantTerms(prefill=(), max_outstanding_tokens=1, tbt_slo_s=0.04, guard_s=0, ttl_s=1)
+        await controller.send(terms, "g1", worker="d1")
+        await controller.until(lambda: bool(controller.receipts))
+        assert controller.receipts[-1]["answer"] == "accepted"
+        journal.append = append  # type: ignore[method-assign]
+        it.sidecar._ask_facts.set()
+        await controller.until(lambda: not it.sidecar.degraded())
+        assert journal.facts.incarnation == incarnation

@@ -42,6 +42,18 @@ def test_everything_is_known_again_after_a_restart(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_move_keeps_the_boot_of_its_engine_and_one_written_without_is_still_read(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    journal.append(move_line(move_order(), True, "boot-1"))
+    for boot in ("boot-1", "boot-1", ""):
+        journal.close()
+        if not boot:
+            journal.path.write_text(journal.path.read_text().replace(',"engine_boot":"boot-1"', ""))
+        journal = Journal.open(tmp_path)
+        assert journal.facts.move is not None and journal.facts.move.engine_boot == boot
+    journal.close()
+
+
 def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     journal = filled(tmp_path)
     journal.close()
