@@ -1,4 +1,4 @@
-"""The controller is killed while its fleet is overloaded and lending: the fleet falls back to plain static, and back again."""
+"""An overloaded fleet left to FluidPD: it lends and moves by itself, and falls back to plain static when its controller dies."""
 
 from __future__ import annotations
 
@@ -35,3 +35,12 @@ def test_kill_9_of_the_controller_fails_no_request_and_grants_die_within_their_t
     all_serving(api, fleet)
     moves = [m["started_wall_s"] - started_s for m in api.get("transitions", limit=50) if m["started_wall_s"] >= started_s]
     assert all(after >= 1.0 for after in moves), "no move in the first second"
+
+
+def test_an_overload_that_lasts_moves_a_worker_to_prefill_without_losing_a_token(fleet: Fleet, api: Api) -> None:
+    all_serving(api, fleet)
+    assert failures(Load(fleet, steady(12, rate=18, prompt=2500), "overload").finish()) == []
+    all_serving(api, fleet)
+    moves = [m for m in api.get("transitions", limit=50) if m["trigger"] == "auto" and m["to_role"] == "prefill"]
+    assert any(m["end"] == "done" for m in moves)
+    assert {m["reason"] for m in moves} <= {"prefill_sustained_flip", "prefill_trend_flip"}
