@@ -61,7 +61,7 @@ test-gpu: setup ## the tests that need an NVIDIA GPU
 	$(BIN)/python -m pip install --quiet --editable '.[gpu]'
 	FLUIDPD_TEST=gpu $(BIN)/pytest -m gpu $(PYTEST_ARGS)
 
-test-sglang: setup ## the tests that need an installed SGLang
+test-sglang: setup ## the tests on the real SGLang, on a CPU: installed once, in a cache folder (2 minutes, 1.8 GB)
 	FLUIDPD_TEST=sglang $(BIN)/pytest -m sglang $(PYTEST_ARGS)
 
 format: setup ## let ruff rewrite what it can
@@ -69,7 +69,7 @@ format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 bench: setup ## the benchmarks under bench/, each printing its own numbers
-	@for file in bench/tick.py bench/emulator_vs_simulator.py; do \
+	@for file in bench/tick.py bench/emulator_vs_simulator.py bench/arena.py; do \
 	  if [ -f "$$file" ]; then echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; fi; \
 	done
 

@@ -44,8 +44,11 @@ async def read_body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-async def answer(send: Send, status: int, body: bytes, content_type: bytes = b"text/plain; charset=utf-8") -> None:
-    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), ENGINE_HEADER]
+async def answer(send: Send, status: int, body: bytes, content_type: bytes = b"") -> None:
+    """Without a content type the header is left out, as SGLang leaves it out of its plain answers."""
+    headers = [(b"content-length", str(len(body)).encode()), ENGINE_HEADER]
+    if content_type:
+        headers.insert(0, (b"content-type", content_type))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -25,12 +25,23 @@ class Api(StrEnum):
 _DEFAULT_TOKENS = {Api.GENERATE: 128, Api.COMPLETIONS: 16, Api.CHAT: 128}
 
 
-class BadAsk(ValueError):
-    """The body cannot be served; `status` is the HTTP status."""
+class Noticed(StrEnum):
+    """Where SGLang notices what is wrong, which decides the shape of its answer."""
 
-    def __init__(self, message: str, status: int = 400) -> None:
+    BODY = "body"  # not JSON, or a field of the wrong type: before any engine code
+    VALUE = "value"  # the tokenizer process: too long, an id twice
+    SCHEDULER = "scheduler"  # accepted, and aborted by the scheduler: a stream has begun by then
+    STATE = "state"  # the worker cannot serve this now
+
+
+class BadAsk(ValueError):
+    """The body cannot be served; `status` is the HTTP status. `streamed`: the client asked for a stream."""
+
+    def __init__(self, message: str, status: int = 400, noticed: Noticed = Noticed.VALUE) -> None:
         super().__init__(message)
         self.status = status
+        self.noticed = noticed
+        self.streamed = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +71,25 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw)
     except ValueError as problem:
-        raise BadAsk(f"the body is not JSON: {problem}") from None
+        raise BadAsk(f"the body is not JSON: {problem}", noticed=Noticed.BODY) from None
     except RecursionError:
-        raise BadAsk("the body is nested too deeply") from None
+        raise BadAsk("the body is nested too deeply", noticed=Noticed.BODY) from None
     if not isinstance(body, dict):
-        raise BadAsk("the body must be a JSON object")
+        raise BadAsk("the body must be a JSON object", noticed=Noticed.BODY)
     return body
 
 
 def parse_ask(api: Api, raw: bytes, model: str) -> Ask:
     """Raises BadAsk."""
     body = parse_json(raw)
+    try:
+        return _ask(api, body, model)
+    except BadAsk as problem:
+        problem.streamed = bool(body.get("stream"))
+        raise
+
+
+def _ask(api: Api, body: Mapping[str, Any], model: str) -> Ask:
     sampling: Mapping[str, Any] = body
     if api is Api.GENERATE:
         sampling = body.get("sampling_params") or {}
@@ -95,7 +114,9 @@ def parse_ask(api: Api, raw: bytes, model: str) -> Ask:
 def _prompt(api: Api, body: Mapping[str, Any]) -> tuple[bytes, int]:
     if api is Api.CHAT:
         messages = body.get("messages")
-        if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+        if not isinstance(messages, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages):
+            raise BadAsk("messages must be a list of at least one message, each with a role", noticed=Noticed.BODY)
+        if not messages:
             raise BadAsk("messages must be a list of at least one message")
         try:
             prompt = chat_prompt(messages)
@@ -111,8 +132,10 @@ def _prompt(api: Api, body: Mapping[str, Any]) -> tuple[bytes, int]:
             return prompt_digest(value), prompt_tokens(value)
         if isinstance(value, list) and value and all(isinstance(i, int) and not isinstance(i, bool) for i in value):
             return ids_digest(value), len(value)
-        raise BadAsk(f"{name} must be one prompt (text, or token ids): a list of prompts is not served")
-    raise BadAsk(f"the body has no prompt: give {' or '.join(fields)}")
+        noticed = Noticed.VALUE if isinstance(value, list) else Noticed.BODY
+        raise BadAsk(f"{name} must be one prompt (text, or token ids): a list of prompts is not served", noticed=noticed)
+    noticed = Noticed.VALUE if api is Api.GENERATE else Noticed.BODY
+    raise BadAsk(f"the body has no prompt: give {' or '.join(fields)}", noticed=noticed)
 
 
 def _max_new_tokens(api: Api, sampling: Mapping[str, Any]) -> int:
@@ -122,7 +145,8 @@ def _max_new_tokens(api: Api, sampling: Mapping[str, Any]) -> int:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadAsk(f"{name} must be a whole number of at least 1, not {value!r}")
+            noticed = Noticed.VALUE if api is Api.GENERATE else Noticed.BODY
+            raise BadAsk(f"{name} must be a whole number of at least 1, not {value!r}", noticed=noticed)
         return value
     return _DEFAULT_TOKENS[api]
 

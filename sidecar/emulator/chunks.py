@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from http import HTTPStatus
 from typing import Any
 
 from sidecar.emulator.ask import Api, Ask
@@ -15,6 +16,7 @@ from sidecar.emulator.generation import Finish, Generation
 from sidecar.emulator.text import token_id
 
 DONE = b"data: [DONE]\n\n"
+_NO_DELTA = '{"reasoning_content":null}'
 
 
 def _json(value: Any) -> str:
@@ -25,11 +27,31 @@ def _event(text: str) -> bytes:
     return b"data: " + text.encode() + b"\n\n"
 
 
-def error_body(api: Api, message: str, status: int) -> dict[str, Any]:
-    if api is Api.GENERATE:
-        return {"error": {"message": message}}
-    kind = {400: "BadRequestError", 503: "ServiceUnavailableError"}.get(status, "InternalServerError")
+def _error(message: str, kind: str, status: int) -> dict[str, Any]:
     return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+
+
+def body_error(message: str) -> dict[str, Any]:
+    """A body that is not JSON or has a field of the wrong type, on any path."""
+    return _error(message, "Bad Request", 400)
+
+
+def error_body(api: Api, message: str, status: int) -> dict[str, Any]:
+    """What a client that does not stream is told."""
+    if status != 400:
+        return _error(message, str(status), status)
+    return {"error": {"message": message}} if api is Api.GENERATE else _error(message, "BadRequestError", status)
+
+
+def error_event(message: str, status: int) -> bytes:
+    """An abort in the stream of an OpenAI API."""
+    return _event(_json({"error": _error(message, HTTPStatus(status).name, status)}))
+
+
+def refused_event(message: str, status: int) -> bytes:
+    """The whole stream of a /generate that the tokenizer process refused."""
+    kind = {"message": message, "type": "invalid_request_error", "code": status, "retryable": False}
+    return _event(_json({"error": kind})) + DONE
 
 
 class Chunks:
@@ -49,7 +71,11 @@ class Chunks:
 
     def first(self) -> bytes:
         """What is streamed before the first token."""
-        return _event(self._chat('{"role":"assistant","content":""}', "null", "")) if self._ask.api is Api.CHAT else b""
+        return (
+            _event(self._chat('{"reasoning_content":null,"role":"assistant","content":""}', "null", ""))
+            if self._ask.api is Api.CHAT
+            else b""
+        )
 
     def token(self, k: int) -> bytes:
         """The chunk of token k; it carries the finish reason if the generation ended with it."""
@@ -71,20 +97,23 @@ class Chunks:
         emulator = f',"emulator":{times}'
         if self._ask.api is Api.COMPLETIONS:
             return _event(self._completion(text, reason, emulator))
-        chunk = _event(self._chat(f'{{"role":null,"content":"{text}"}}', "null", emulator))
-        return chunk + _event(self._chat('{"role":null,"content":null}', reason, "")) if finish else chunk
+        chunk = _event(self._chat(f'{{"reasoning_content":null,"content":"{text}"}}', "null", emulator))
+        return chunk + _event(self._chat(_NO_DELTA, reason, "")) if finish else chunk
 
     def end(self, finish: Finish) -> bytes:
         """What is streamed after the last token: an abort if there was one, usage if asked for, and the end mark."""
         out = b""
         api = self._ask.api
-        if finish["type"] == "abort" and api is not Api.GENERATE:
-            out = _event(_json({"error": error_body(api, finish["message"], finish["status_code"])}))
+        if finish["type"] == "abort" and api is not Api.GENERATE and finish["status_code"] is not None:
+            out = error_event(finish["message"], finish["status_code"])
         elif not self._finish_told:
             out = self._bare_finish(finish)
         if self._ask.include_usage and api is not Api.GENERATE:
             kind = "text_completion" if api is Api.COMPLETIONS else "chat.completion.chunk"
-            out += _event(self._head(kind) + f',"choices":[],"usage":{_json(self.usage())}}}')
+            usage = self.usage()
+            if api is Api.COMPLETIONS:
+                usage = {name: count for name, count in usage.items() if count is not None}
+            out += _event(self._head(kind) + f',"choices":[],"usage":{_json(usage)}}}')
         return out + DONE
 
     def _bare_finish(self, finish: Finish) -> bytes:
@@ -97,7 +126,7 @@ class Chunks:
             return _event(self._generate(len(gen.texts), _json(finish), times))
         if api is Api.COMPLETIONS:
             return _event(self._completion("", f'"{finish["type"]}"', ""))
-        return _event(self._chat('{"role":null,"content":null}', f'"{finish["type"]}"', ""))
+        return _event(self._chat(_NO_DELTA, f'"{finish["type"]}"', ""))
 
     def usage(self) -> dict[str, Any]:
         made = len(self._gen.texts)
@@ -106,6 +135,8 @@ class Chunks:
             "total_tokens": self._prompt + made,
             "completion_tokens": made,
             "prompt_tokens_details": None,
+            "reasoning_tokens": 0,
+            "completion_tokens_details": None,
         }
 
     def whole(self, finish: Finish) -> dict[str, Any]:
@@ -136,7 +167,7 @@ class Chunks:
         if ask.api is Api.COMPLETIONS:
             kind, choice["text"] = "text_completion", text
         else:
-            kind, choice["message"] = "chat.completion", {"role": "assistant", "content": text, "tool_calls": None}
+            kind, choice["message"] = "chat.completion", {"role": "assistant", "content": text, "reasoning_content": None}
         return {
             "id": gen.rid,
             "object": kind,
@@ -144,6 +175,10 @@ class Chunks:
             "model": ask.model,
             "choices": [choice],
             "usage": self.usage(),
+            "metadata": {
+                "weight_version": "default",
+                "weight_versions": [{"version": "default", "start": 0, "end": len(gen.texts)}],
+            },
             "emulator": emulator,
         }
 
@@ -162,4 +197,4 @@ class Chunks:
 
     def _chat(self, delta: str, reason: str, more: str) -> str:
         choice = f'{{"index":0,"delta":{delta},"logprobs":null,"finish_reason":{reason},"matched_stop":null}}'
-        return f'{self._head("chat.completion.chunk")},"choices":[{choice}],"usage":null{more}}}'
+        return f'{self._head("chat.completion.chunk")},"choices":[{choice}]{more}}}'

@@ -22,9 +22,9 @@ def length_finish(tokens: int) -> Finish:
     return {"type": "length", "length": tokens}
 
 
-def abort_finish(message: str, status: int = 500) -> Finish:
-    kind = {400: "BadRequestError", 503: "ServiceUnavailableError"}.get(status, "InternalServerError")
-    return {"type": "abort", "message": message, "status_code": status, "err_type": kind}
+def abort_finish(message: str, status: int | None = 500) -> Finish:
+    """Without a status it is the client's own wish: the answer is a good one that is short."""
+    return {"type": "abort", "message": message, "status_code": status, "err_type": None}
 
 
 @dataclass(slots=True, eq=False)

@@ -31,13 +31,15 @@ _FRONT_COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "num_reques
 
 
 class WorkerCollector(Collector):
-    """The role is never in a label: SGLang says engine_type="dynamic" for a worker that may switch."""
+    """No label tells the role of now: SGLang's scheduler says engine_type="dynamic" for a worker that may switch, and its HTTP
+    process the role at the start.
+    """
 
     def __init__(self, worker: EmulatedWorker, *, moving: bool) -> None:
         self._worker = worker
         self._moving = moving
-        self._front = ("dynamic", worker.settings.model)
-        self._rank = (*self._front, "0", "0", "0")
+        self._front = (worker.spec.role.value, worker.settings.model)
+        self._rank = ("dynamic", worker.settings.model, "0", "0", "0")
 
     def collect(self) -> Iterator[Metric]:
         values = self._values()

@@ -17,11 +17,17 @@ CONTEXT_TOKENS = 131_072
 WEIGHT_GB = 70.0
 EMULATED = "emulated worker: stands in for a GPU"
 _SECTIONS = {"memory", "disaggregation", "queues"}
+SECTIONS_ASKED = {"core", "memory", "spec", "lora", "disagg", "queues", "all"}
 
 
 def server_info(worker: EmulatedWorker) -> dict[str, Any]:
     """The fields of SGLang's answer that somebody is known to read, with the real one's names and types, and `emulated`."""
     spec, settings, model = worker.spec, worker.settings, worker.engine.model
+    state = {
+        "disaggregation_mode": worker.role.value,
+        "max_total_num_tokens": model.kv_capacity,
+        "memory_usage": {"token_capacity": model.kv_capacity},
+    }
     return {
         "model_path": settings.model,
         "served_model_name": settings.model,
@@ -43,13 +49,13 @@ def server_info(worker: EmulatedWorker) -> dict[str, Any]:
         "stream_interval": 1,
         "incremental_streaming_output": settings.incremental_streaming_output,
         "enable_metrics": True,
-        "disaggregation_mode": worker.role.value,
+        "disaggregation_mode": spec.role.value,  # the role at the start: a switch shows in internal_states only
         "disaggregation_transfer_backend": "mooncake",
         "disaggregation_bootstrap_port": spec.bootstrap_port,
         "enable_pd_role_switch": True,
         "random_seed": int(worker.boot, 16) % 2**30,
         "status": "ready",
-        "internal_states": [{"max_total_num_tokens": model.kv_capacity, "memory_usage": {"token_capacity": model.kv_capacity}}],
+        "internal_states": [state],
         "version": ENGINE_VERSION,
         "emulated": True,
         "boot": worker.boot,
@@ -113,10 +119,10 @@ def loads(worker: EmulatedWorker, include: set[str]) -> dict[str, Any]:
         "token_usage": round(used / model.kv_capacity, 4),
         "gen_throughput": float(worker.tally.throughput(model.counters.generated_tokens, worker.clock())),
         "cache_hit_rate": 0.0,
-        "utilization": -1.0,
+        "utilization": -1.0 if worker.role is Role.PREFILL else 0.0,
         "total_prefill_uncached_tokens": meter.prefill_uncached_tokens,
         "total_prefill_busy_us": int(meter.prefill_busy_us),
-        "decode_moments": list(meter.decode_moments),
+        "decode_moments": list(meter.decode_moments) if meter.decode_moments[0] > 0 else None,
     }
     if "memory" in wanted:
         kv_gb = model.kv_capacity * worker.cost.kv_bytes_per_token / 1e9

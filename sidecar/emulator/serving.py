@@ -11,10 +11,10 @@ from functools import partial
 from fluidpd.names import Role
 from fluidpd.simulator.worker import Job
 from sidecar.emulator.asgi import ClientGone, Receive, Scope, Send, TooLarge, Watch, answer_json, header, read_body, start_stream
-from sidecar.emulator.ask import Api, Ask, BadAsk, Pair, parse_ask
+from sidecar.emulator.ask import Api, Ask, BadAsk, Noticed, Pair, parse_ask
 from sidecar.emulator.bootstrap import address_of
-from sidecar.emulator.chunks import Chunks, error_body
-from sidecar.emulator.generation import Generation
+from sidecar.emulator.chunks import DONE, Chunks, body_error, error_body, error_event, refused_event
+from sidecar.emulator.generation import Generation, abort_finish
 from sidecar.emulator.worker import EmulatedWorker
 
 PROBE_HEADER = b"x-fluidpd-probe"
@@ -22,6 +22,7 @@ PROBE_HEADER = b"x-fluidpd-probe"
 
 async def serve_text(worker: EmulatedWorker, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
     """One request to /generate, /v1/completions or /v1/chat/completions."""
+    ask: Ask | None = None
     try:
         ask = parse_ask(api, await read_body(receive), worker.settings.model)
         gen = _generation(worker, ask, is_probe=header(scope, PROBE_HEADER) == "1")
@@ -33,11 +34,35 @@ async def serve_text(worker: EmulatedWorker, api: Api, scope: Scope, receive: Re
             watch.close()
             worker.done(gen, client_left=watch.gone)
     except BadAsk as problem:
-        await answer_json(send, problem.status, error_body(api, str(problem), problem.status))
+        await _refuse(worker, api, ask, problem, send)
     except TooLarge as problem:
         await answer_json(send, 413, error_body(api, str(problem), 413))
     except ClientGone:
         pass  # there is nobody to answer
+
+
+async def _refuse(worker: EmulatedWorker, api: Api, ask: Ask | None, problem: BadAsk, send: Send) -> None:
+    """SGLang's answer to a request that is not served: its shape depends on where the fault was noticed, and on streaming."""
+    message, status = str(problem), problem.status
+    streamed = ask.stream if ask is not None else problem.streamed
+    if problem.noticed is Noticed.BODY:
+        await answer_json(send, status, body_error(message))
+    elif streamed and problem.noticed is Noticed.VALUE and api is Api.GENERATE:
+        await _whole_stream(send, refused_event(message, status))
+    elif streamed and problem.noticed is Noticed.SCHEDULER and ask is not None:
+        if api is Api.GENERATE:
+            gen = Generation(ask.rid, ask.digest, Job(ask.rid, 0, ask.prompt_tokens, 1, worker.clock()), worker.clock())
+            told = Chunks(ask, gen, incremental=True).end(abort_finish(message, status))
+        else:
+            told = error_event(message, status) + DONE
+        await _whole_stream(send, told)
+    else:
+        await answer_json(send, status, error_body(api, message, status))
+
+
+async def _whole_stream(send: Send, body: bytes) -> None:
+    await start_stream(send)
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _generation(worker: EmulatedWorker, ask: Ask, is_probe: bool) -> Generation:
@@ -50,7 +75,8 @@ def _generation(worker: EmulatedWorker, ask: Ask, is_probe: bool) -> Generation:
             raise BadAsk(why)
         return _half(ask, ask.pair, half, now)
     if not is_probe:
-        raise BadAsk("Disaggregated request received without bootstrap room id")
+        message = f"Invalid request: Disaggregated request received without bootstrap room id. req.rid={ask.rid!r}"
+        raise BadAsk(message, noticed=Noticed.SCHEDULER)
     room, is_prefill = worker.engine.local_room(), worker.role is Role.PREFILL
     # A decode probe runs one decode step: its prompt counts as here, and its first token as made.
     produced, wanted_tokens = (0, 1) if is_prefill else (1, 2)
@@ -93,7 +119,7 @@ async def _admit(worker: EmulatedWorker, ask: Ask, gen: Generation, watch: Watch
     half = Role.PREFILL if gen.is_prefill_half else Role.DECODE
     if gen.is_probe:
         if worker.switch.state != "serving":
-            raise BadAsk(f"worker is {worker.switch.state}", 503)
+            raise BadAsk(f"worker is {worker.switch.state}", 503, Noticed.STATE)
     else:
         if worker.gate.holds(half):
             turn = asyncio.ensure_future(worker.gate.wait())
@@ -107,9 +133,11 @@ async def _admit(worker: EmulatedWorker, ask: Ask, gen: Generation, watch: Watch
         why = worker.why_not(half)
         if why:
             worker.refuse(half, gen.job.room, gen.job.peer, why)
-            raise BadAsk(f"{why}: try another worker", 503)
+            raise BadAsk(f"{why}: try another worker", 503, Noticed.STATE)
         if gen.job.room in worker.halves:
             raise BadAsk(f"bootstrap_room {gen.job.room} is already open here")
+        if any(other.rid == gen.rid for other in worker.open):
+            raise BadAsk(f"Duplicate request ID detected: {gen.rid}")
     watch.on_gone = lambda: worker.abort(gen, "client disconnected")
     if watch.gone:
         raise ClientGone
@@ -130,8 +158,8 @@ async def _answer(worker: EmulatedWorker, ask: Ask, gen: Generation, watch: Watc
     if watch.gone:
         return
     watch.close()
-    if finish["type"] == "abort":
-        status = finish["status_code"] or 500
+    if finish["type"] == "abort" and finish["status_code"] is not None:
+        status = finish["status_code"]
         await answer_json(send, status, error_body(ask.api, finish["message"], status))
     else:
         await answer_json(send, 200, chunks.whole(finish))

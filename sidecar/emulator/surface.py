@@ -6,22 +6,43 @@ Never hides what it is: every answer carries x-fluidpd-engine: emulated.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sidecar.emulator import readout
 from sidecar.emulator.asgi import ClientGone, Receive, Scope, Send, TooLarge, answer, answer_json, read_body
-from sidecar.emulator.ask import Api, BadAsk, parse_json
+from sidecar.emulator.ask import Api, BadAsk, Noticed, parse_json
+from sidecar.emulator.chunks import body_error
 from sidecar.emulator.lateness import Meter
 from sidecar.emulator.metrics import MetricsPage
 from sidecar.emulator.serving import serve_text
-from sidecar.emulator.switch import FAULTS
+from sidecar.emulator.switch import FAULTS, SwitchBody
 from sidecar.emulator.worker import EmulatedWorker
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+_FLUSHED = (
+    b"Cache flushed.\nPlease check backend logs for more details. "
+    b"(When there are running or waiting requests, the operation will not be performed.)\n"
+)
 _TEXT = {"/generate": Api.GENERATE, "/v1/completions": Api.COMPLETIONS, "/v1/chat/completions": Api.CHAT}
+
+
+class AbortBody(BaseModel):
+    rid: str = ""
+    abort_all: bool = False
+
+
+class SlowBody(BaseModel):
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    forward_sleep_time: float | None = None
+
+
+class UnknownSection(Exception):
+    """/v1/loads was asked for a section that there is not, which SGLang does not survive politely."""
 
 
 class Surface:
@@ -67,8 +88,11 @@ class Surface:
                 known = path in self._reads or path in _TEXT or any(p == path for _, p in self._handlers)
                 status, detail = (405, "Method Not Allowed") if known else (404, "Not Found")
                 await answer_json(send, status, {"detail": detail})
+        except UnknownSection:
+            await answer(send, 500, b"Internal Server Error", b"text/plain; charset=utf-8")
         except BadAsk as problem:
-            await answer_json(send, problem.status, {"error": {"message": str(problem)}})
+            said = body_error(str(problem)) if problem.noticed is Noticed.BODY else {"error": {"message": str(problem)}}
+            await answer_json(send, problem.status, said)
         except TooLarge as problem:
             await answer_json(send, 413, {"error": {"message": str(problem)}})
         except ClientGone:
@@ -89,36 +113,26 @@ class Surface:
     # ------------------------------------------------------------ orders
 
     async def _switch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = parse_json(await read_body(receive))
-        role = body.get("new_role", "")
-        if role not in ("prefill", "decode", ""):
-            raise BadAsk(f"new_role must be 'prefill' or 'decode', not {role!r}")
-        for name, kinds in (("decode_cuda_graph_memory_gb", (int, float)), ("prepare_only", (bool,))):
-            value = body.get(name)
-            if value is not None and (not isinstance(value, kinds) or (name.endswith("_gb") and isinstance(value, bool))):
-                raise BadAsk(f"{name} has the wrong type: {value!r}")
+        body = _read(SwitchBody, await read_body(receive)).model_dump()
         status, said = await self._worker.switch.ask(body)
         await answer_json(send, status, said)
 
     async def _abort(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = parse_json(await read_body(receive))
-        rid, everything = body.get("rid"), bool(body.get("abort_all"))
-        for gen in [g for g in self._worker.open if everything or (rid and g.rid == rid)]:
-            self._worker.abort(gen, "Aborted by AbortReq")
+        body = _read(AbortBody, await read_body(receive))
+        for gen in [g for g in self._worker.open if body.abort_all or (body.rid and g.rid == body.rid)]:
+            self._worker.abort_asked(gen)
         await answer(send, 200, b"")
 
     async def _flush(self, scope: Scope, receive: Receive, send: Send) -> None:
         # There is no prefix cache here; as on the real one only an idle worker says that it was flushed.
         if self._worker.engine.model.idle:
-            await answer(send, 200, b"Cache flushed.\n")
+            await answer(send, 200, _FLUSHED)
         else:
-            await answer(send, 400, b"Flush cache failed: requests are running or waiting.\n")
+            await answer(send, 400, b"Flush cache failed.\n")
 
     async def _slow_down(self, scope: Scope, receive: Receive, send: Send) -> None:
-        value = parse_json(await read_body(receive)).get("forward_sleep_time")
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600):
-            raise BadAsk(f"forward_sleep_time must be null or seconds from 0 to 3600, not {value!r}")
-        self._worker.engine.extra_step_s = float(value or 0.0)
+        body = _read(SlowBody, await read_body(receive))
+        self._worker.engine.extra_step_s = max(0.0, body.forward_sleep_time or 0.0)
         await answer_json(send, 200, None)
 
     # ------------------------------------------------------------ the emulator's own
@@ -144,6 +158,21 @@ class Surface:
         await answer_json(send, 200, {"what": what, "times": times})
 
 
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+def _read(kind: type[_Body], raw: bytes) -> _Body:
+    """Raises BadAsk."""
+    try:
+        return kind.model_validate(parse_json(raw))
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        raise BadAsk(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", noticed=Noticed.BODY) from None
+
+
 def _include(scope: Scope) -> set[str]:
     asked = parse_qs(scope["query_string"].decode("latin-1")).get("include", [])
-    return {part for value in asked for part in value.split(",") if part}
+    sections = {part.strip() for value in asked for part in value.split(",") if part}
+    if sections - readout.SECTIONS_ASKED:
+        raise UnknownSection
+    return sections

@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+from pydantic import BaseModel
+
 from fluidpd.names import Role
 from sidecar.emulator.engine import Engine
 from sidecar.emulator.settings import SwitchTimes
@@ -20,6 +22,15 @@ GRAPH_HEADROOM_GB = 60.0
 _NEVER_S = 3600.0
 
 Answered = tuple[int, dict[str, Any]]
+
+
+class SwitchBody(BaseModel):
+    """The fields of SGLang's PdRoleSwitchReqInput, read as leniently as it reads them."""
+
+    new_role: Literal["prefill", "decode", ""] = ""
+    decode_cuda_graph_bs: list[int] | None = None
+    decode_cuda_graph_memory_gb: float | None = None
+    prepare_only: bool = False
 
 
 class RoleSwitch:
@@ -61,7 +72,7 @@ class RoleSwitch:
         if fault == "backend":
             return no("transfer backend 'nixl' does not support runtime role switch")
         if wanted == old.value:
-            return 200, _answer(True, "already in target role", old, wanted, False)
+            return 200, _answer(True, "ready" if body.get("prepare_only") else "ok", old, wanted, False)
         if fault == "busy" or not self._engine.model.idle:
             return no("instance is not idle; drain all requests before switching")
         refusal = self._graph_refusal(Role(wanted), body, fault)
@@ -115,4 +126,5 @@ class RoleSwitch:
 
 
 def _answer(success: bool, message: str, old: Role, new: str, safe: bool) -> dict[str, Any]:
-    return {"success": success, "message": message, "old_role": old.value, "new_role": new, "safe_to_restore": safe}
+    said = {"success": success, "message": message, "old_role": old.value, "new_role": new, "safe_to_restore": safe}
+    return {"rid": None, "http_worker_ipc": None, **said}

@@ -66,18 +66,10 @@ class Tally:
 
     def count(self, gen: Generation, slo: SloTargets, now_s: float) -> None:
         """A request whose client got its answer, or its failure."""
-        streaming = "true" if gen.is_streaming else "false"
         self.requests_total += 1
         self.requests_good_total += gen.met_slo(slo)
         self.failed_total += gen.finish is not None and gen.finish["type"] == "abort"
-        prompt, made = gen.job.prompt_tokens, len(gen.texts)
-        self.by_stream["num_requests_total", streaming] += 1
-        self.by_stream["prompt_tokens_total", streaming] += prompt
-        self.by_stream["generation_tokens_total", streaming] += made
-        for name in ("prompt_tokens_histogram", "uncached_prompt_tokens_histogram"):
-            self.histogram(name).observe(prompt)
-        self.histogram("generation_tokens_histogram").observe(made)
-        self.histogram("e2e_request_latency_seconds", streaming).observe(now_s - gen.arrived_s)
+        streaming = self.count_finished(gen, now_s)
         if not gen.times:
             return
         self.histogram("time_to_first_token_seconds", streaming).observe(gen.times[0] - gen.arrived_s)
@@ -87,6 +79,19 @@ class Tally:
             between = self.histogram("inter_token_latency_seconds")
             for gap in gaps:
                 between.observe(gap)
+
+    def count_finished(self, gen: Generation, now_s: float) -> str:
+        """What SGLang's metrics count of either half of a request. Returns the value of its is_streaming label."""
+        streaming = "true" if gen.is_streaming else "false"
+        prompt, made = gen.job.prompt_tokens, len(gen.texts)
+        self.by_stream["num_requests_total", streaming] += 1
+        self.by_stream["prompt_tokens_total", streaming] += prompt
+        self.by_stream["generation_tokens_total", streaming] += made
+        for name in ("prompt_tokens_histogram", "uncached_prompt_tokens_histogram"):
+            self.histogram(name).observe(prompt)
+        self.histogram("generation_tokens_histogram").observe(made)
+        self.histogram("e2e_request_latency_seconds", streaming).observe(now_s - gen.arrived_s)
+        return streaming
 
     def count_transfer(self, took_s: float, size_bytes: int) -> None:
         if took_s <= 0:

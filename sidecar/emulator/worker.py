@@ -143,7 +143,15 @@ class EmulatedWorker:
         self.engine.add(gen)
         self.plugin.changed()
 
-    def abort(self, gen: Generation, message: str, status: int = 500) -> None:
+    def abort_asked(self, gen: Generation) -> None:
+        """POST /abort_request: what has tokens ends with them, as SGLang's does; what waits for its other half fails."""
+        if gen.produced:
+            self.abort(gen, "Aborted", None)
+        else:
+            stage = "Prefill bootstrap" if gen.is_prefill_half else "Decode transfer"
+            self.abort(gen, f"{stage} failed for request {gen.rid}: Aborted by AbortReq.")
+
+    def abort(self, gen: Generation, message: str, status: int | None = 500) -> None:
         self.engine.abort(gen, abort_finish(message, status))
         self.retire(gen)
 
@@ -160,6 +168,8 @@ class EmulatedWorker:
             self.abort(gen, "client disconnected")
         elif gen.is_counted and not client_left:
             self.tally.count(gen, self.slo, self.clock())
+        elif gen.is_prefill_half and not gen.is_probe and not client_left:
+            self.tally.count_finished(gen, self.clock())
         self.retire(gen)
 
     # ------------------------------------------------------------ engine.Outside

@@ -96,12 +96,12 @@ class SglangEngine:
             return None
         why = _why_not_flippable(info, self._name)
         chunk = info.get("chunked_prefill_size")
-        role = info.get("disaggregation_mode")
+        role = _role_now(info)
         return EngineFacts(
             engine=self._name,
             version=str(info.get("version") or "unknown"),
             boot=self._boot(info),
-            role=Role(role) if role in (Role.PREFILL, Role.DECODE) else None,
+            role=role,
             flippable=not why,
             not_flippable_why=why,
             max_prefill_chunk_tokens=chunk if isinstance(chunk, int) and chunk > 0 else None,
@@ -116,8 +116,7 @@ class SglangEngine:
         role = loads.role
         try:
             if role is None:
-                said = (await self._json("/server_info")).get("disaggregation_mode")
-                role = Role(said) if said in (Role.PREFILL, Role.DECODE) else None
+                role = _role_now(await self._json("/server_info"))
             answer = await self._client.get("/health", timeout=max(2.0, self._timeout_s))
         except (httpx.HTTPError, Unreadable) as error:
             return Look(reachable=True, role=role, detail=f"/health: {_text(error)}")
@@ -235,6 +234,14 @@ class SglangEngine:
             raise Unreadable(
                 f"{path} answered {'an empty body' if not answer.content else 'something that is not JSON'}"
             ) from error
+
+
+def _role_now(info: dict[str, Any]) -> Role | None:
+    """The scheduler's own state: after a switch the top level of /server_info still names the role of the start."""
+    states = info.get("internal_states")
+    state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
+    said = state.get("disaggregation_mode") or info.get("disaggregation_mode")
+    return Role(said) if said in (Role.PREFILL, Role.DECODE) else None
 
 
 def _why_not_flippable(info: dict[str, Any], name: str) -> str:

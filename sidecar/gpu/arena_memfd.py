@@ -8,11 +8,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Sequence
 from typing import Protocol
 
-from fluidpd.names import Role
-from sidecar.gpu.arena_plan import ArenaMove, Layout, Range, Shapes, check, moved, plan
+from sidecar.gpu.arena import Arena, MappingFailed
+from sidecar.gpu.arena_plan import Range
 
 _PROT_NONE = 0x0
 _MAP_FIXED = 0x10
@@ -21,12 +20,8 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 _MAX_BLOCKS = 30_000  # each block may be a mapping of its own, and the kernel allows 65,530 of them by default
 
 
-class MappingFailed(OSError):
-    """The kernel refused a mapping."""
-
-
 class Pages(Protocol):
-    """The three calls an arena makes; a test's version fails where it likes."""
+    """The four calls an arena makes; a test's version fails where it likes."""
 
     def reserve(self, length: int) -> int: ...
     def map_block(self, address: int, fd: int, offset: int, length: int) -> None: ...
@@ -66,8 +61,59 @@ class KernelPages:
         self._libc.munmap(address, length)
 
 
-class MemfdArena:
-    """Implements the port `MemoryArena`. `kv_bytes` and `scratch_bytes` are the ranges' sizes at the start (decode's shape)."""
+class MemfdMemory:
+    """Implements `Memory`: block n is the n-th stretch of one memfd."""
+
+    def __init__(self, blocks: int, block_bytes: int, pages: Pages) -> None:
+        self._block_bytes = block_bytes
+        self._pages = pages
+        self._span = blocks * block_bytes
+        self._base: dict[Range, int] = {}
+        self._fd = os.memfd_create("fluidpd-arena", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self._fd, self._span)
+            for where in Range:
+                self._base[where] = pages.reserve(self._span)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def block_bytes(self) -> int:
+        return self._block_bytes
+
+    def base(self, where: Range) -> int:
+        return self._base[where]
+
+    def settle(self) -> None:
+        """Nothing to wait for: whoever reads or writes here does so in this thread."""
+
+    def map_block(self, address: int, block: int) -> None:
+        self._pages.map_block(address, self._fd, block * self._block_bytes, self._block_bytes)
+
+    def allow(self, address: int, length: int) -> None:
+        """Nothing to do: a page is mapped with its rights."""
+
+    def unmap_block(self, address: int) -> None:
+        self._pages.unmap_block(address, self._block_bytes)
+
+    def read(self, address: int, length: int) -> bytes:
+        return ctypes.string_at(address, length)
+
+    def write(self, address: int, data: bytes) -> None:
+        ctypes.memmove(address, data, len(data))
+
+    def close(self) -> None:
+        while self._base:
+            _, address = self._base.popitem()
+            self._pages.release(address, self._span)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class MemfdArena(Arena):
+    """The arena over a memfd. `kv_bytes` and `scratch_bytes` are the ranges' sizes at the start (decode's shape)."""
 
     def __init__(self, kv_bytes: int, scratch_bytes: int, block_bytes: int = 256 * 1024, *, pages: Pages | None = None) -> None:
         if block_bytes <= 0 or block_bytes % mmap.PAGESIZE:
@@ -79,80 +125,4 @@ class MemfdArena:
             raise ValueError(
                 f"{kv + scratch} blocks are too many for the kernel's mapping limit: raise block_bytes above {block_bytes}"
             )
-        self.block_bytes = block_bytes
-        self._pages: Pages = pages or KernelPages()
-        self._layout = Layout(tuple(range(kv)), tuple(range(kv, kv + scratch)))
-        self._span = (kv + scratch) * block_bytes
-        self._fd = os.memfd_create("fluidpd-arena", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, self._span)
-        self._base = {where: self._pages.reserve(self._span) for where in Range}
-        self._closed = False
-        for where in Range:
-            for slot, block in enumerate(self._layout.of(where)):
-                self._map(where, slot, block)
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    def base(self, where: Range) -> int:
-        """The address of a range; constant for the arena's life."""
-        return self._base[where]
-
-    def mapped_bytes(self, where: Range) -> int:
-        return len(self._layout.of(where)) * self.block_bytes
-
-    def apply(self, moves: Sequence[ArenaMove]) -> None:
-        """Move pages. If the kernel refuses one, those already moved go back, in reverse, and the refusal is raised."""
-        after = moved(self._layout, moves)
-        done: list[ArenaMove] = []
-        try:
-            for m in moves:
-                self._move(m)
-                done.append(m)
-        except OSError:
-            for m in reversed(done):
-                self._move(m.reversed())
-            raise
-        self._layout = after
-
-    def reshape(self, role: Role, shapes: Shapes | None = None) -> int:
-        """Give the arena the shape of `role`; returns how many pages moved."""
-        moves = plan(self._layout, role, shapes)
-        self.apply(moves)
-        return len(moves)
-
-    def check(self) -> None:
-        check(self._layout)
-
-    def write(self, where: Range, offset: int, data: bytes) -> None:
-        ctypes.memmove(self._address(where, offset, len(data)), data, len(data))
-
-    def read(self, where: Range, offset: int, length: int) -> bytes:
-        return ctypes.string_at(self._address(where, offset, length), length)
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            for address in self._base.values():
-                self._pages.release(address, self._span)
-            os.close(self._fd)
-
-    def _address(self, where: Range, offset: int, length: int) -> int:
-        if self._closed:
-            raise ValueError("the arena is closed")
-        if offset < 0 or length < 0 or offset + length > self.mapped_bytes(where):
-            raise ValueError(f"{where} holds {self.mapped_bytes(where)} bytes; {offset}+{length} is outside")
-        return self._base[where] + offset
-
-    def _move(self, m: ArenaMove) -> None:
-        # The page is mapped at its new place before its old place lets go, so that a refusal leaves it where it was.
-        self._map(m.target, m.target_slot, m.block)
-        try:
-            self._pages.unmap_block(self._base[m.source] + m.source_slot * self.block_bytes, self.block_bytes)
-        except OSError:
-            self._pages.unmap_block(self._base[m.target] + m.target_slot * self.block_bytes, self.block_bytes)
-            raise
-
-    def _map(self, where: Range, slot: int, block: int) -> None:
-        self._pages.map_block(self._base[where] + slot * self.block_bytes, self._fd, block * self.block_bytes, self.block_bytes)
+        super().__init__(MemfdMemory(kv + scratch, block_bytes, pages or KernelPages()), kv, scratch)

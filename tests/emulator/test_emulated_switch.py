@@ -24,7 +24,8 @@ QUICK = SwitchTimes(to_decode=(0.02, 0.03), to_prefill=(0.01, 0.02))
         ("prefill", {"new_role": "decode"}, 400, False, True, "decode_cuda_graph_memory_gb is required"),
         ("prefill", {"new_role": "decode", "decode_cuda_graph_memory_gb": -1}, 400, False, True, "non-negative"),
         ("prefill", {"new_role": "decode", "decode_cuda_graph_memory_gb": 999}, 400, False, True, "insufficient"),
-        ("decode", {"new_role": "decode"}, 200, True, False, "already in target role"),
+        ("decode", {"new_role": "decode"}, 200, True, False, "ok"),
+        ("decode", {"new_role": "decode", "prepare_only": True}, 200, True, False, "ready"),
         ("decode", {}, 400, False, True, "invalid new_role=''"),
     ],
 )
@@ -35,15 +36,16 @@ async def test_the_switch_answers_as_sglang_does(
         response = await f.post("w", "/pd_role_switch", body)
         said = response.json()
         assert response.status_code == status and said["success"] is success and said["safe_to_restore"] is safe
-        assert says in said["message"] and set(said) == {"success", "message", "old_role", "new_role", "safe_to_restore"}
-        switched = success and says == "ok"
+        fields = {"rid", "http_worker_ipc", "success", "message", "old_role", "new_role", "safe_to_restore"}
+        assert says in said["message"] and set(said) == fields
+        switched = success and says == "ok" and body["new_role"] != role
         assert f.worker("w").role == (Role(role).other if switched else Role(role))
 
 
 async def test_an_unknown_role_and_a_wrong_type_are_refused_with_400() -> None:
     async with fleet({"w": "decode"}) as f:
         assert (await f.post("w", "/pd_role_switch", {"new_role": "both"})).status_code == 400
-        assert (await f.post("w", "/pd_role_switch", {"new_role": "prefill", "prepare_only": "yes"})).status_code == 400
+        assert (await f.post("w", "/pd_role_switch", {"new_role": "prefill", "prepare_only": [1]})).status_code == 400
 
 
 async def test_a_busy_worker_refuses_and_its_stream_goes_on() -> None:

@@ -1,0 +1,92 @@
+"""One contract, two engines: every test here runs on the emulator, and with `make test-sglang` on the real SGLang as well.
+
+Where they differ the emulator is wrong. SGLANG_PAIR=prefill_port,decode_port,bootstrap_port,decode_bootstrap_port uses a real
+pair that runs already (it saves a minute while one works on these tests). Never starts the real one for a test not selected.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "emulator"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "sglang"))
+
+from contract_pair import Pair, Worker
+from emulator_fleet import fleet
+
+TESTS = Path(__file__).resolve().parent.parent
+KV_TOKENS = 8192  # both engines
+RUNNING = os.environ.get("SGLANG_PAIR", "")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/engine_contract" in item.path.as_posix() and item.get_closest_marker("sglang"):
+            item.add_marker(pytest.mark.timeout(300))  # the first one starts the pair
+
+
+@pytest.fixture(scope="session")
+def real_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Worker]]:
+    """One real prefill and one real decode worker, without router, sidecar or an active plugin."""
+    if RUNNING:
+        p, d, p_bootstrap, d_bootstrap = map(int, RUNNING.split(","))
+        yield Worker(f"http://127.0.0.1:{p}", p_bootstrap), Worker(f"http://127.0.0.1:{d}", d_bootstrap)
+        return
+    from real_environment import RECIPE, NoEnvironment, environment
+    from real_fleet import RealSpec, running
+
+    try:
+        made = environment()
+    except NoEnvironment as problem:
+        pytest.skip(str(problem))
+    folder = tmp_path_factory.mktemp("contract")
+    spec = RealSpec(
+        prefill=1,
+        decode=1,
+        control=False,
+        router=False,
+        sidecars=False,
+        plugin=False,
+        flags={"*": "--incremental-streaming-output"},
+        variables={"PYTHONPATH": f"{RECIPE / 'stubs'}:{TESTS / 'engine_contract' / 'cpu_only'}:{folder / 'installed'}"},
+    )
+    _install_cpu_only(folder / "installed")
+    with running(spec, made, folder) as found:
+        p, d = found.workers
+        yield Worker(p.url, p.bootstrap_port), Worker(d.url, d.bootstrap_port)
+
+
+def _install_cpu_only(folder: Path) -> None:
+    """Make SGLang find cpu_only/fluidpd_cpu_only.py as an installed plugin."""
+    info = folder / "fluidpd_cpu_only-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fluidpd-cpu-only\nVersion: 0\n", encoding="utf-8")
+    points = "[sglang.srt.plugins]\nfluidpd_cpu_only = fluidpd_cpu_only:register\n"
+    (info / "entry_points.txt").write_text(points, encoding="utf-8")
+
+
+@pytest.fixture(params=["emulator", pytest.param("sglang", marks=pytest.mark.sglang)])
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    """A pair of idle workers, in its first roles; idle again after the test, or the test failed."""
+    async with httpx.AsyncClient(timeout=40, trust_env=False) as client:
+        if request.param == "sglang":
+            p, d = request.getfixturevalue("real_pair")
+            pair = Pair("sglang", p, d, client)
+            await pair.settle()
+            yield pair
+            await pair.close()
+            await pair.settle()
+            return
+        roles = {"p": "prefill", "d": "decode"}
+        async with fleet(roles, kv_capacity_tokens=KV_TOKENS, max_running=16, peer_patience_s=1.0) as f:
+            found = [Worker(f.url(name), f.worker(name).spec.bootstrap_port) for name in roles]
+            pair = Pair("emulator", *found, client)
+            yield pair
+            await pair.close()
+            await pair.settle()
