@@ -298,6 +298,7 @@ class Sidecar:
 
     def _plugin_left(self, part: str) -> None:
         log.warning("the plugin's part %s left", part)
+        self.sampler.plugin_left(part)
         self.claims.plugin_gone()
         self.handoffs.plugin_gone()
         self.adoptions.plugin_gone()

@@ -173,9 +173,10 @@ class _Relay:
         if tokens.start > self.received:
             raise RelayBroke(f"token {tokens.start} came where {self.received} was next")
         repeated = min(len(tokens.texts), self.received - tokens.start)
-        texts, at_s = tokens.texts[repeated:], tokens.at_s[repeated:]
-        if texts or tokens.finish is not None:
-            self._tell(tokens.model_copy(update={"start": tokens.start + repeated, "texts": texts, "at_s": at_s}))
+        texts, at_s, ids = tokens.texts[repeated:], tokens.at_s[repeated:], tokens.ids[repeated:]
+        if texts or tokens.extra or tokens.finish is not None:
+            fresh = {"start": tokens.start + repeated, "texts": texts, "at_s": at_s, "ids": ids}
+            self._tell(tokens.model_copy(update=fresh) if repeated else tokens)
         self.received += len(texts)
         self.finished = tokens.finish is not None
         return len(texts)

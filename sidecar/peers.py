@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from fluidpd.command import GrantTerms, MoveOrder
+from fluidpd.command import GrantTerms, MoveOrder, PrefillPeer
 from sidecar.ports import Plugin, PluginGone
 from sidecar.protocol import (
     CAN_DROP_STALE,
@@ -131,6 +131,7 @@ class Claims:
         self._grant = grant
         self._timeout_s = timeout_s
         self._asking = Tasks()
+        self._asked_of: dict[str, PrefillPeer] = {}  # claim id -> the peer that was asked
         self._pending: dict[
             str, asyncio.Future[ClaimAnswer]
         ] = {}  # newest last, answered ones included: a repeat finds its answer
@@ -149,8 +150,13 @@ class Claims:
     async def _ask_peer(self, claim: ClaimWanted) -> PeerClaimAnswer:
         grant = self._grant()
         peer = next((p for p in grant.prefill if p.bootstrap == claim.bootstrap), None) if grant is not None else None
+        # An answer that was lost is asked for again, and must be found even after the grant has died: the room may be ours.
+        peer = peer or self._asked_of.get(claim.id)
         if peer is None:
             return PeerClaimAnswer(given=False, why="no_grant")
+        self._asked_of[claim.id] = peer
+        while len(self._asked_of) > _CLAIMS_KEPT:
+            del self._asked_of[next(iter(self._asked_of))]
         self._peers.met(peer.sidecar_url)
         body = PeerClaim(id=claim.id, room=claim.room, claimer=self._worker).model_dump()
         for _ in range(2):

@@ -49,12 +49,15 @@ class PluginHello(Message):
     capabilities: tuple[str, ...]
     kv_capacity_tokens: int | None = None
     kv_bytes_per_token: int | None = None
+    disarmed_why: str = ""  # the plugin does nothing in this engine, and why: then `capabilities` is empty
+    cannot: dict[str, str] = Field(default_factory=dict)  # capability that this engine's configuration rules out -> why
 
 
 class PluginSample(Message):
     """Aggregated per-iteration telemetry. `values` uses the names of fluidpd.telemetry.Readings; absent means not known."""
 
     type: Literal["sample"] = "sample"
+    part: Literal["all", "scheduler", "http"] = "all"  # of http only the request counts are read: they join the others' samples
     role: Role
     engine_state: Literal["serving", "warming", "switching", "unhealthy"] = "serving"
     values: dict[str, Any] = Field(default_factory=dict)
@@ -118,7 +121,9 @@ class Tokens(Message):
     start: int  # index of the first token here in the whole output
     texts: tuple[str, ...]
     at_s: tuple[float, ...]  # engine clock of each token
-    finish: dict[str, Any] | None = None  # SGLang's finish_reason object on the last message
+    finish: dict[str, Any] | None = None  # SGLang's finish_reason object on the last message; an abort: the peer could not go on
+    ids: tuple[int, ...] = ()  # token ids, one for each text, where the engine has them
+    extra: dict[str, Any] = Field(default_factory=dict)  # engine-specific: text that no token of this message brings, logprobs
 
 
 class RelayGone(Message):

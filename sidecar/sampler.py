@@ -22,6 +22,7 @@ JUMP_PROMPTS = 4
 JUMP_TOKENS = 8192
 SLOW_S = 1.0
 SLOW_NOTE = "health_slow"  # the engine's HTTP side answers late or not at all while its plugin speaks: slow, not dead
+_HTTP_SIDE = ("requests_total", "requests_good_total")  # counted where the clients' streams are
 
 
 class Gpu(Protocol):
@@ -91,6 +92,7 @@ class Sampler:
         self._disagreement = ""
         self._is_slow = False
         self._gpu_values: dict[str, float] = {}
+        self._http_values: dict[str, Any] = {}
 
     @property
     def plugin_speaks(self) -> bool:
@@ -99,6 +101,9 @@ class Sampler:
 
     def plugin_sample(self, said: PluginSample) -> None:
         """A plugin's sample goes out when its turn has come, or at once if it is a jump."""
+        if said.part == "http":
+            self._http_values = {name: said.values[name] for name in _HTTP_SIDE if name in said.values}
+            return
         self._plugin_at_s = self._clock.now()
         for size, count in said.chunks.items():
             if size.isdigit() and count > 0:
@@ -111,6 +116,11 @@ class Sampler:
         total = said.queue_total if said.queue_total is not None else (len(said.queue) if said.queue is not None else None)
         notes = (*((self._disagreement,) if self._disagreement else ()), *((SLOW_NOTE,) if self._is_slow else ()))
         self._emit(said.role, said.engine_state, said.values, queue, total, notes)
+
+    def plugin_left(self, part: str) -> None:
+        """What a part has said is not true of the next one: its counters begin anew."""
+        if part == "http":
+            self._http_values = {}
 
     async def run(self) -> None:
         """Poll the engine: slowly, as a cross-check, while the plugin speaks, and at the sample rate while it does not."""
@@ -156,7 +166,7 @@ class Sampler:
             engine_state=state,
             flippable=not why,
             not_flippable_why=why,
-            values=speakable({**self._gpu_values, **values}),
+            values=speakable({**self._gpu_values, **self._http_values, **values}),
             queue=queue,
             queue_total=queue_total,
             notes=notes,

@@ -47,6 +47,7 @@ _ORDER_NEEDS = {
     "restore_arena": CAN_REMAP,
     "drop_stale": CAN_DROP_STALE,
 }
+_OF_ALL_PARTS = ("drain", "undrain", "open_gate")
 _PARTS = ("all", "scheduler", "http")
 _UNSENT_LIMIT_BYTES = 32 * 1024 * 1024
 _HELLO_WITHIN_S = 5.0
@@ -127,10 +128,16 @@ class PluginSocket:
         return connection is not None and connection.send(message)
 
     async def order(self, what: str, *, timeout_s: float, **fields: Any) -> Reply:
+        """Order it of the part that can, or of all parts where each has its share; then it is done when all have done it."""
         needs = _ORDER_NEEDS.get(what)
-        connection = self._able(needs) if needs else (self._able(CAN_HANDOFF) or self._primary())
-        if connection is None:
+        able = self._able(needs) if needs else (self._able(CAN_HANDOFF) or self._primary())
+        if able is None:
             raise PluginGone(f"no plugin that can {needs or what} is connected to {self.path}")
+        parts = list(self._connections.values()) if what in _OF_ALL_PARTS else [able]
+        replies = await asyncio.gather(*(self._order_part(part, what, timeout_s, fields) for part in parts))
+        return replies[0] if len(replies) == 1 else _joined(replies)
+
+    async def _order_part(self, connection: _Connection, what: str, timeout_s: float, fields: dict[str, Any]) -> Reply:
         id_ = f"o{self._salt}-{next(self._ids)}"
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[id_] = (connection, answer)
@@ -258,6 +265,17 @@ class PluginSocket:
         if part not in self._connections:
             for handler in self._gone_handlers:
                 handler(part)
+
+
+def _joined(replies: list[Reply]) -> Reply:
+    numbers: dict[str, float] = {}
+    for reply in replies:
+        for name, value in reply.numbers.items():
+            numbers[name] = (
+                max(value, numbers[name]) if name == "waited_s" and name in numbers else numbers.get(name, 0.0) + value
+            )
+    detail = "; ".join(reply.detail for reply in replies if reply.detail)
+    return Reply(id=replies[0].id, ok=all(reply.ok for reply in replies), detail=detail, numbers=numbers)
 
 
 def _first_line(error: Exception) -> str:

@@ -109,6 +109,27 @@ async def test_parts_of_a_plugin_get_what_they_said_they_can_do(server: PluginSo
     await http.close()
 
 
+async def test_what_every_part_has_a_share_in_is_done_when_all_have_done_it(server: PluginSocket) -> None:
+    parts = {"scheduler": ("sample", "give"), "http": ("handoff", "hold")}
+    plugins = {name: SocketPlugin(server.path, Role.DECODE, "b", able) for name, able in parts.items()}
+    for name, plugin in plugins.items():
+
+        def react(message: object, name: str = name, plugin: SocketPlugin = plugin) -> None:
+            if isinstance(message, Order):
+                numbers = {"waited_s": 0.2 if name == "http" else 0.5, "handed_off": 2.0 if name == "http" else 0.0}
+                plugin.say(Reply(id=message.id, ok=name == "http", detail=f"{name} did {message.what}", numbers=numbers))
+
+        plugin.react = react
+        await plugin.connect(part=name)
+    drained = await server.order("drain", timeout_s=1, deadline_s=5.0)
+    assert not drained.ok
+    assert drained.detail == "scheduler did drain; http did drain"
+    assert drained.numbers == {"waited_s": 0.5, "handed_off": 2.0}
+    assert (await server.order("hold", timeout_s=1, role=Role.PREFILL)).detail == "http did hold"
+    for plugin in plugins.values():
+        await plugin.close()
+
+
 async def test_a_plugin_that_connects_again_replaces_its_older_connection(server: PluginSocket) -> None:
     hellos: list[PluginHello] = []
     server.on_hello(hellos.append)

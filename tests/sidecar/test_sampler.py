@@ -161,3 +161,15 @@ def test_why_a_worker_cannot_flip_travels_with_each_sample() -> None:
     sent.why = "the backend nixl has no role switch"
     sent.say()
     assert sent.samples[0].flippable is False and "nixl" in sent.samples[0].not_flippable_why
+
+
+def test_counts_of_the_http_part_join_the_schedulers_samples_and_leave_with_it() -> None:
+    sent = Sent()
+    sent.say(part="http", values={"requests_total": 7, "requests_good_total": 6, "batch": 99})
+    assert sent.samples == []
+    sent.say(1.0, part="scheduler", values={"batch": 3})
+    values = sent.samples[-1].values
+    assert (values["batch"], values["requests_total"], values["requests_good_total"]) == (3, 7, 6)
+    sent.sampler.plugin_left("http")
+    sent.say(1.0, part="scheduler", values={"batch": 3})
+    assert "requests_total" not in sent.samples[-1].values

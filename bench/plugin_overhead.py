@@ -1,0 +1,82 @@
+"""What the plugin costs a decode step on the real SGLang: time inside the hooks, by the hooks' own clock, against the token gaps.
+
+    SGLANG_CPU=<environment of tests/sglang/recipe> python bench/plugin_overhead.py [--streams 8] [--tokens 400] [--claims]
+
+Never starts more than one prefill and one decode worker, and stops both. Exit code 1 if the share is above --limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "sglang")]
+
+
+def main() -> int:
+    from real_environment import environment
+    from real_fleet import RealFleet
+    from stub_sidecars import StubSidecar
+    from test_sglang_claims import SPEC, Pair, until
+
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("--streams", type=int, default=8)
+    ask.add_argument("--tokens", type=int, default=400)
+    ask.add_argument("--rounds", type=int, default=3)
+    ask.add_argument("--claims", action="store_true", help="renew grants meanwhile, and let prompts be borrowed")
+    ask.add_argument("--limit", type=float, default=0.01)
+    options = ask.parse_args()
+
+    folder = Path(tempfile.mkdtemp(prefix="fluidpd-overhead-"))
+    fleet = RealFleet(SPEC, environment(), folder)
+    sidecars = tuple(StubSidecar(w.name, fleet.socket(w), w.bootstrap) for w in fleet.workers)
+    for sidecar in sidecars:
+        sidecar.peers = sidecars
+    try:
+        fleet.start()
+        until(lambda: all(s.samples_total > 2 for s in sidecars), 30, "samples of both workers")
+        result = measure(Pair(*fleet.workers, *sidecars), options.streams, options.tokens, options.rounds, options.claims)
+    finally:
+        fleet.stop()
+    result["limit"] = options.limit
+    print(json.dumps(result))
+    return 0 if result["share_median"] <= options.limit else 1
+
+
+def measure(pair: object, streams: int, tokens: int, rounds: int, claims: bool) -> dict[str, object]:
+    """Median over rounds of (time inside hooks) / (time of token gaps), while `streams` generations run."""
+    from contextlib import nullcontext
+
+    from stub_sidecars import Grants
+    from test_sglang_claims import Pair, prompts
+
+    assert isinstance(pair, Pair)
+    shares, gaps_s = [], []
+    names = ("decode_s_total", "decode_hook_s_total", "generated_tokens_total")
+    for round_ in range(rounds):
+        before = [pair.at_decode.value(name) for name in names]
+        with Grants(pair.sidecars).renewed() if claims else nullcontext():
+            answers = pair.ask_all(prompts(streams, seed=round_, low=100, high=300), tokens)
+        assert all(a.status == 200 for a in answers)
+        pair.count(names[0])  # a sample that knows the last step
+        spent = [pair.at_decode.value(name) - was for name, was in zip(names, before, strict=True)]
+        shares.append(spent[1] / spent[0])
+        gaps_s.append(spent[0] / max(1.0, spent[2]) * streams)
+    shares.sort()
+    return {
+        "engine": "sglang-cpu",
+        "streams": streams,
+        "tokens": tokens,
+        "claims": claims,
+        "share_median": round(shares[len(shares) // 2], 5),
+        "share_each": [round(s, 5) for s in shares],
+        "decode_step_ms": round(1e3 * sorted(gaps_s)[len(gaps_s) // 2], 3),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,457 @@
+"""The plugin inside SGLang's scheduler process: the hooks, and what passes between the sidecar's threads and the scheduler's.
+
+Everything that reads a clock is decided on the first rank, at the top of an iteration, and travels to all ranks as a `Command` on
+SGLang's own broadcast of requests: every rank does the same in the same iteration. Never blocks the scheduler's loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sidecar.plugin import borrow, claims, engine, stale
+from sidecar.plugin import entry as plugin
+from sidecar.plugin.arming import Hook
+from sidecar.plugin.borrow import Borrow
+from sidecar.plugin.chunks import NO_TERMS, ChunkRule
+from sidecar.plugin.claims import Arbiter
+from sidecar.plugin.drain import Drain
+from sidecar.plugin.engine import Engine
+from sidecar.plugin.hello import BOOT
+from sidecar.plugin.rooms import context_of, rest_of
+from sidecar.plugin.samples import Samples
+from sidecar.plugin.steps import Shape
+from sidecar.plugin.telemetry import Done, Launched, Telemetry
+from sidecar.plugin.wants import Wants
+from sidecar.protocol import (
+    CAN_BORROW,
+    CAN_DROP_STALE,
+    CAN_GIVE,
+    CAN_SAMPLE,
+    Claim,
+    ClaimAnswer,
+    ClaimResult,
+    ClaimWanted,
+    Grant,
+    Message,
+    Order,
+    PluginHello,
+    Reply,
+    Revoke,
+)
+
+log = logging.getLogger(__name__)
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
+_PROVEN_STEPS = 4  # lent steps after which the own rate is a record, not an assumption
+
+PART: SchedulerPart | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What all ranks do in this iteration. `serial` rises: a command that SGLang hands on twice is done once."""
+
+    serial: int
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class SchedulerPart:
+    """One per scheduler process. Without a link on every rank but the first."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.engine = Engine(scheduler)
+        self.telemetry = Telemetry()
+        self.borrow = Borrow(self.engine)
+        self.wants = Wants(self.engine, self.borrow)
+        self.arbiter = Arbiter(self.engine)
+        self.why_no_claims = self.engine.why_no_claims()
+        fuse = plugin.SETTINGS.fuse
+        self.rule = ChunkRule(self.telemetry.model, self.engine.has_gpu if fuse is None else fuse)
+        self.link = plugin.link(self.hello) if self.engine.is_first_rank else None
+        self.drain = Drain(self.engine, self.borrow, self.wants, self.send)
+        self.samples = Samples(self)
+        self.version = plugin.version()
+        self._inbox: deque[Message] = deque()
+        self._posted: deque[tuple[str, dict[str, Any]]] = deque()
+        self._pending: dict[int, Command] = {}
+        self._serial = itertools.count(1)
+        self._done_serial = 0
+        self._handlers: dict[str, Callable[..., None]] = {
+            "give": self._give,
+            "ask": self._ask,
+            "settle": self._settle,
+            "chunk": self._chunk,
+            "drop_stale": self._drop_stale,
+        }
+        self._role = self.engine.role
+        self._lent_since_s: float | None = None
+        self._launching: Launched | None = None
+        self._after_lent = False  # the last step was a chunk alone: its cost shows in the next decode step's gap
+        self._after_floor = False
+        scheduler._request_dispatcher._mapping[Command] = self.run
+        plugin.GUARD.on_disarm(lambda why: self._disarmed())
+        plugin.GUARD.give_up = self.borrow.give_up
+        plugin.GUARD.unfinished = lambda: self.borrow.is_busy or self.wants.is_holding
+
+    @property
+    def draining(self) -> bool:
+        return self.drain.is_on
+
+    # ------------------------------------------------------------ the link (any thread)
+
+    def start(self) -> None:
+        if self.link is None:
+            return
+        for type_ in ("grant", "revoke", "claim", "claim_result", "order"):
+            self.link.on(type_, self._inbox.append)
+        self.link.on("welcome", self.samples.welcome)
+        self.link.on_lost(self.drain.sidecar_lost)
+        self.link.start()
+        self.samples.start()
+
+    def hello(self) -> PluginHello:
+        armed = plugin.GUARD.armed
+        able = [CAN_SAMPLE, CAN_DROP_STALE] + ([] if self.why_no_claims else [CAN_BORROW, CAN_GIVE])
+        role = self.engine.role
+        assert role is not None  # the part is only made where there is one
+        return PluginHello(
+            part="scheduler",
+            engine="sglang",
+            engine_version=self.version,
+            boot=BOOT,
+            role=role,
+            capabilities=tuple(able) if armed else (),
+            kv_capacity_tokens=self.engine.kv_capacity_tokens,
+            kv_bytes_per_token=self.engine.kv_bytes_per_token(),
+            disarmed_why=plugin.GUARD.disarmed_why,
+            cannot={CAN_BORROW: self.why_no_claims, CAN_GIVE: self.why_no_claims} if self.why_no_claims else {},
+        )
+
+    def send(self, message: Message) -> bool:
+        return self.link is not None and self.link.send(message)
+
+    def post(self, kind: str, **fields: Any) -> None:
+        """From any thread of the first rank: have every rank run `kind` in its next iteration."""
+        self._posted.append((kind, fields))
+
+    def on_command(self, kind: str, handler: Callable[..., None]) -> None:
+        self._handlers[kind] = handler
+
+    def _disarmed(self) -> None:
+        self.wants.revoke()
+        if self.link is not None:
+            self.link.renew()
+
+    # ------------------------------------------------------------ first rank, at the top of an iteration
+
+    def decide(self, now_s: float) -> list[Command]:
+        """What all ranks are to do in this iteration. Commands stay pending until they were run: SGLang may skip a broadcast."""
+        if self.engine.role is not self._role:
+            self._role = self.engine.role
+            self.wants.forget()
+            self.samples.jump()
+        while self._posted:
+            kind, fields = self._posted.popleft()
+            self._command(kind, **fields)
+        while self._inbox:
+            self._hear(self._inbox.popleft(), now_s)
+        self.drain.look(now_s)
+        if self.engine.is_decode and not self.scheduler._engine_paused and not self._pending:
+            self._claim(now_s)
+            self._choose_chunk(now_s)
+        return list(self._pending.values())
+
+    def _command(self, kind: str, **fields: Any) -> None:
+        command = Command(next(self._serial), kind, fields)
+        self._pending[command.serial] = command
+
+    def _hear(self, message: Message, now_s: float) -> None:
+        if isinstance(message, Grant):
+            self.wants.grant(message, now_s)
+        elif isinstance(message, Revoke):
+            self.wants.revoke()
+        elif isinstance(message, Claim):
+            self._claimed(message)
+        elif isinstance(message, ClaimResult):
+            room = self.wants.verdict(message.id, message.given, message.why, now_s)
+            if room is not None:
+                self._command("settle", room=room, given=message.given)
+        elif isinstance(message, Order):
+            self._order(message, now_s)
+
+    def _claimed(self, message: Claim) -> None:
+        why = "not_claimable" if self.why_no_claims else self.arbiter.judge(message.room, message.claimer, self.drain.is_on)
+        if why:
+            given = why == "again"
+            self.send(ClaimAnswer(id=message.id, room=message.room, given=given, why="" if given else why))
+        else:
+            self._command("give", room=message.room, claimer=message.claimer, id=message.id)
+
+    def _order(self, order: Order, now_s: float) -> None:
+        if order.what == "drain":
+            self.drain.begin(order, now_s)
+        elif order.what in ("undrain", "open_gate"):
+            self.drain.end()
+            self.send(Reply(id=order.id, ok=True))
+        elif order.what == "drop_stale":
+            self._command("drop_stale", bootstrap=order.bootstrap, id=order.id)
+        else:
+            self.send(Reply(id=order.id, ok=False, detail=f"{order.what} is not served by the scheduler part of the plugin"))
+
+    def _claim(self, now_s: float) -> None:
+        again, unsettled = self.wants.ask_again(now_s)
+        for message in again:
+            self.send(message)
+        for room in unsettled:
+            self._command("settle", room=room, given=False)
+        if self.why_no_claims or not plugin.GUARD.armed:
+            return
+        terms = self.wants.due(now_s)
+        if terms is None:
+            return
+        is_proven = self.telemetry.lent_steps_total >= _PROVEN_STEPS
+        batch, context = self._decodes()
+        speed = self.rule.rate(terms, batch, context, self.telemetry.lent_rate.per_s() if is_proven else None)
+        for message in self.wants.choose(now_s, speed, is_proven):
+            self._command("ask", room=message.room, message=message)
+
+    def _choose_chunk(self, now_s: float) -> None:
+        if not self.borrow.is_busy:
+            return
+        rest, depth = self.borrow.head_rest_and_depth()
+        batch, context = self._decodes()
+        if batch and not self.rule.fused and self.borrow.is_decodes_turn:
+            return
+        chunk = self.rule.next(now_s, self.wants.terms, rest, depth, batch, context)
+        if chunk.tokens:
+            self._command("chunk", tokens=chunk.tokens, fused=chunk.fused, by_floor=chunk.by_floor)
+
+    def _decodes(self) -> tuple[int, int]:
+        """The batch of the next step: what runs, and what came since."""
+        running = self.scheduler.running_batch
+        arrived = self.scheduler.waiting_queue
+        extra = sum(len(r.origin_input_ids) for r in arrived)
+        return running.batch_size() + len(arrived), context_of(running) + extra
+
+    # ------------------------------------------------------------ every rank
+
+    def run(self, command: Command) -> None:
+        """SGLang dispatches it like a request. An error here would be the engine's own, so none leaves."""
+        self._pending.pop(command.serial, None)
+        if command.serial <= self._done_serial:
+            return
+        self._done_serial = command.serial
+        began_s = time.perf_counter()
+        try:
+            self._handlers[command.kind](**command.fields)
+        except Exception as error:
+            plugin.GUARD.failed(f"command {command.kind}", error)
+        finally:
+            plugin.GUARD.spent("commands", time.perf_counter() - began_s)
+
+    def _give(self, room: int, claimer: str, id: str) -> None:
+        # The same claim asked twice within one iteration: the first one took the room, and the answer is the same.
+        given = self.arbiter.has_given(room, claimer) or self.arbiter.give(room, claimer, time.monotonic())
+        self.send(ClaimAnswer(id=id, room=room, given=given, why="" if given else "failed"))
+
+    def _ask(self, room: int, message: ClaimWanted) -> None:
+        if self.wants.ask(room) and self.engine.is_first_rank:
+            self.wants.asked(message, time.monotonic())
+            self.send(message)
+
+    def _settle(self, room: int, given: bool) -> None:
+        if not self.engine.is_decode:
+            return
+        was_busy = self.borrow.is_busy
+        self.wants.settle(room, given)
+        if self.borrow.is_busy and not was_busy:
+            self.rule.started(time.monotonic())
+
+    def _chunk(self, tokens: int, fused: bool, by_floor: bool) -> None:
+        self.borrow.decide(tokens, fused, by_floor)
+
+    def _drop_stale(self, bootstrap: str, id: str) -> None:
+        numbers = stale.drop_stale(self.engine, bootstrap)
+        self.send(Reply(id=id, ok=True, numbers=numbers))
+
+    # ------------------------------------------------------------ steps
+
+    def started_tokens(self) -> int:
+        """Tokens still to prefill of prompts that have started."""
+        begun = self.scheduler.chunked_req
+        launching = self._launching.shape.c if self._launching is not None else 0
+        return (rest_of(begun) if begun is not None else 0) + self.telemetry.open_tokens() + launching
+
+    def launching(self, batch: Any, at_s: float) -> None:
+        """Before SGLang runs a batch: what the step is, read while it is still as planned."""
+        mode = batch.forward_mode
+        self._launching = None
+        if mode.is_prebuilt() or mode.is_idle():
+            return
+        if not mode.is_extend():
+            self._launching = Launched(Shape(0, 0, batch.batch_size(), context_of(batch)), at_s, 0, False, False)
+            return
+        decodes = batch.decoding_reqs or []
+        ids = {id(r) for r in decodes}
+        prompts = [r for r in batch.reqs if id(r) not in ids]
+        c = max(0, int(batch.extend_num_tokens or 0) - len(decodes))
+        o = max((int(r.prefix_len) for r in prompts), default=0)
+        context = sum(len(r.origin_input_ids) + len(r.output_ids) for r in decodes)
+        lent = c if self.engine.is_decode else 0
+        chunk = self.borrow.running_chunk
+        shape = Shape(c, o, len(decodes), context)
+        ends_prompt = bool(batch.contains_last_prefill_chunk)
+        self._launching = Launched(shape, at_s, lent, bool(lent) and chunk.by_floor, ends_prompt)
+
+    def launched(self, result: Any) -> None:
+        if self._launching is not None:
+            self.telemetry.launched(result, self._launching)
+            self._launching = None
+
+    def finished(self, batch: Any, result: Any, now_s: float) -> None:
+        mode = batch.forward_mode
+        if mode.is_prebuilt() or mode.is_idle():
+            return
+        is_prefill = self.engine.is_prefill
+        terms = self.wants.terms or NO_TERMS
+        done = self.telemetry.done(result, now_s, is_prefill, plugin.GUARD.spent_s)
+        if done is None or is_prefill:
+            return
+        self._count_lending(done, terms.tbt_slo_s)
+
+    def _count_lending(self, done: Done, slo_s: float) -> None:
+        now_s = done.at_s
+        if done.lent_tokens:
+            since_s = self._lent_since_s if self._lent_since_s is not None else now_s - done.took_s
+            self.telemetry.lent_rate.add(done.lent_tokens, max(done.took_s, now_s - since_s))
+        # What a lent step costs the decodes shows in the gap that follows: its own if fused, the next decode step's if not.
+        if done.gap_s is not None and (done.lent_tokens or self._after_lent):
+            by_floor = done.by_floor or self._after_floor
+            if done.gap_s > slo_s:
+                self.telemetry.late(by_floor)
+            self.rule.ran(now_s, by_floor, done.gap_s, slo_s)
+        elif done.lent_tokens:
+            self.rule.ran(now_s, done.by_floor, None, slo_s)
+        is_alone = bool(done.lent_tokens) and done.shape.batch == 0
+        self._after_lent, self._after_floor = is_alone, is_alone and done.by_floor
+        self._lent_since_s = now_s if self.borrow.is_busy else None
+
+
+# ---------------------------------------------------------------- hooks
+
+
+def _init(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    global PART
+    made = original(self, *args, **kwargs)
+    if self.disaggregation_mode.value in ("prefill", "decode"):
+        part = SchedulerPart(self)
+        PART = part
+        part.start()
+    else:
+        log.info("fluidpd: this engine does not run in P/D disaggregation mode; the plugin does nothing")
+    return made
+
+
+def _poll(original: Any, self: Any) -> Any:
+    commands = PART.decide(time.monotonic()) if PART is not None else []
+    return [*original(self), *commands]
+
+
+def _ingest(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    received = original(self, *args, **kwargs)
+    if PART is not None:
+        now_s = time.monotonic()
+        PART.arbiter.sweep(now_s)
+        if PART.engine.is_decode and self.running_batch.is_empty():
+            PART.telemetry.nothing_running()
+        PART.samples.look(now_s)
+    return received
+
+
+def _add(original: Any, self: Any, req: Any, is_retracted: bool = False) -> Any:
+    if not is_retracted:
+        req.fluidpd_at_s = time.monotonic()
+    if PART is not None and PART.engine.is_decode and getattr(req, "fluidpd_local", False) and not is_retracted:
+        PART.borrow.take(req)
+        return None
+    if PART is not None and PART.engine.is_prefill:
+        PART.arbiter.used_again(req.bootstrap_room)
+    return original(self, req, is_retracted)
+
+
+def _abort(original: Any, self: Any, recv_req: Any) -> Any:
+    if PART is not None and PART.engine.is_decode:
+        everything, rid = recv_req.abort_all, recv_req.rid
+
+        def matches(req: Any) -> bool:
+            return bool(everything or req.rid.startswith(rid))
+
+        PART.wants.abort_held(matches)
+        PART.borrow.abort(matches, recv_req.finished_reason)
+    return original(self, recv_req)
+
+
+def _run_batch(original: Any, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    part, at_s = PART, time.monotonic()
+    if part is not None:
+        part.launching(batch, at_s)
+        part.samples.launching(at_s)
+    result = original(self, batch, *args, **kwargs)
+    if part is not None:
+        part.launched(result)
+    return result
+
+
+def _process_result(original: Any, self: Any, batch: Any, result: Any) -> Any:
+    done = original(self, batch, result)
+    if PART is not None:
+        PART.finished(batch, result, time.monotonic())
+    return done
+
+
+def _process_decode_queue(original: Any, self: Any) -> Any:
+    if PART is not None and (PART.borrow.is_busy or (self.last_batch is not None and self.last_batch.forward_mode.is_extend())):
+        PART.borrow.join_finished()
+    return original(self)
+
+
+def _next_decode(original: Any, self: Any, running_batch: Any) -> Any:
+    if PART is None or not PART.borrow.is_busy:
+        return original(self, running_batch)
+    return PART.borrow.plan(lambda batch: original(self, batch), running_batch)
+
+
+def _is_idle(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    idle = original(self, *args, **kwargs)
+    return bool(idle and (PART is None or not (PART.borrow.waiting or PART.wants.is_holding)))
+
+
+def _kv_budget(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    budget = original(self, *args, **kwargs)
+    if PART is None or not PART.borrow.is_busy:
+        return budget
+    return budget - PART.borrow.reserved_tokens(int(self.num_reserved_decode_tokens))
+
+
+HOOKS: tuple[Hook, ...] = (
+    Hook(_SCHEDULER + "__init__", _init),
+    Hook(_SCHEDULER + "_poll_timeout_aborts", _poll),
+    Hook(_SCHEDULER + "ingest_requests", _ingest),
+    Hook(_SCHEDULER + "_add_request_to_queue", _add),
+    Hook(_SCHEDULER + "abort_request", _abort),
+    Hook(_SCHEDULER + "run_batch", _run_batch),
+    Hook(_SCHEDULER + "process_batch_result", _process_result),
+    Hook(_SCHEDULER + "process_decode_queue", _process_decode_queue),
+    Hook(_SCHEDULER + "get_next_disagg_decode_batch_to_run", _next_decode),
+    Hook(_SCHEDULER + "is_fully_idle", _is_idle),
+    Hook("sglang.srt.disaggregation.decode.DecodePreallocQueue._allocatable_token_budgets", _kv_budget),
+)
+USES: tuple[str, ...] = (*borrow.USES, *claims.USES, *engine.USES, *stale.USES)

@@ -1,0 +1,172 @@
+"""Stand-ins for the sidecars of a few workers, in this process: they carry claims, renew grants, and lose what they are told to.
+
+Never cleverer than a sidecar: what they do is in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+_EPOCHS = itertools.count(1)  # a leader's epoch never falls
+
+
+class StubSidecar:
+    """One worker's. Serves both parts of its plugin; keeps what each said."""
+
+    def __init__(self, name: str, path: Path, bootstrap: str, tbt_slo_s: float = 0.4) -> None:
+        self.name = name
+        self.bootstrap = bootstrap
+        self.tbt_slo_s = tbt_slo_s
+        self.hellos: list[Line] = []
+        self.sample: Line = {}
+        self.samples_total = 0
+        self.claims: list[Line] = []  # every claim that came here as the prefill side, and its answer
+        self.results: list[Line] = []  # every answer that the decode side got
+        self.replies: dict[str, Line] = {}
+        self.lose_answers = 0  # the next ones never arrive
+        self.rooms: dict[str, Line] = {}  # claim id -> claim_wanted
+        self.peers: tuple[StubSidecar, ...] = ()
+        self._parts: dict[str, socket.socket] = {}
+        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path.unlink(missing_ok=True)
+        self._server.bind(str(path))
+        self._server.listen(4)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.close()
+        for part in list(self._parts.values()):
+            part.close()
+
+    def send(self, part: str, message: Line) -> None:
+        with self._lock:
+            self._parts[part].sendall(json.dumps(message).encode() + b"\n")
+
+    def order(self, what: str, timeout_s: float = 30.0, part: str = "scheduler", **fields: Any) -> Line:
+        id_ = f"o{next(self._ids)}"
+        self.send(part, {"type": "order", "id": id_, "what": what, **fields})
+        until = time.monotonic() + timeout_s
+        while id_ not in self.replies:
+            if time.monotonic() > until:
+                raise AssertionError(f"{self.name} did not answer {what}")
+            time.sleep(0.005)
+        return self.replies[id_]
+
+    def value(self, name: str) -> float:
+        found = self.sample.get("values", {}).get(name)
+        return float(found) if isinstance(found, int | float) else 0.0
+
+    def drop_connections(self) -> None:
+        """As if this sidecar had died and come back."""
+        for part in list(self._parts.values()):
+            part.shutdown(socket.SHUT_RDWR)
+
+    # ------------------------------------------------------------ threads
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection.makefile("rb") as lines:
+                hello = json.loads(lines.readline())
+                self.hellos.append(hello)
+                self._parts[hello["part"]] = connection
+                welcome = {"type": "welcome", "protocol": 1, "sample_hz": 20.0, "ttft_slo_s": 2.0, "tbt_slo_s": self.tbt_slo_s}
+                self.send(hello["part"], welcome)
+                for raw in lines:
+                    self._hear(json.loads(raw))
+        except (OSError, ValueError):
+            pass
+
+    def _hear(self, said: Line) -> None:
+        match said["type"]:
+            case "sample":
+                if "batch" in said["values"]:
+                    self.sample, self.samples_total = said, self.samples_total + 1
+            case "reply":
+                self.replies[said["id"]] = said
+            case "claim_wanted":
+                self.rooms[said["id"]] = said
+                for peer in self.peers:
+                    if peer.bootstrap == said["bootstrap"]:
+                        peer.send(
+                            "scheduler",
+                            {"type": "claim", "id": f"{self.name}/{said['id']}", "room": said["room"], "claimer": self.name},
+                        )
+            case "claim_answer":
+                self.claims.append(said)
+                claimer, id_ = said["id"].split("/", 1)
+                if self.lose_answers:
+                    self.lose_answers -= 1
+                    return
+                for peer in self.peers:
+                    if peer.name == claimer:
+                        result = {**said, "type": "claim_result", "id": id_}
+                        peer.results.append(result)
+                        peer.send("scheduler", result)
+
+
+class Grants:
+    """What the controller would renew every 200 ms: each decode worker may claim from every prefill worker, with etas."""
+
+    def __init__(self, sidecars: tuple[StubSidecar, ...], **terms: Any) -> None:
+        self.terms = terms
+        self.rate_tokens_per_s: float | None = None  # of the prefill workers; None: what they measured
+        self._sidecars = sidecars
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._renew, daemon=True)
+
+    def _renew(self) -> None:
+        while not self._stop.wait(0.1):
+            prefill = [s for s in self._sidecars if s.sample.get("role") == "prefill"]
+            terms = {
+                "kind": "grant",
+                "prefill": [self._peer(p) for p in prefill],
+                "max_outstanding_tokens": 16384,
+                "tbt_slo_s": 0.4,
+                "guard_s": 0.003,
+                "ttl_s": 0.6,
+                "claim_margin": 0.25,
+                "progress_floor_s": 0.25,
+                **self.terms,
+            }
+            for s in self._sidecars:
+                if s.sample.get("role") == "decode":
+                    s.send("scheduler", {"type": "grant", "epoch": next(_EPOCHS), "terms": terms})
+
+    def _peer(self, p: StubSidecar) -> Line:
+        rate = self.rate_tokens_per_s or p.value("prefill_tokens_per_s") or 1000.0
+        ahead, etas = p.value("started_tokens"), {}
+        for prompt in p.sample.get("queue") or ():
+            ahead += prompt["uncached_tokens"]
+            etas[str(prompt["room"])] = ahead / rate
+        return {"worker": p.name, "sidecar_url": "", "bootstrap": p.bootstrap, "backlog_s": ahead / rate, "etas_s": etas}
+
+    @contextmanager
+    def renewed(self) -> Iterator[Grants]:
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            self._thread.join(2)
+            for s in self._sidecars:
+                if s.sample.get("role") == "decode":
+                    s.send("scheduler", {"type": "revoke", "why": "the test is over"})
