@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,7 +127,6 @@ class Run:
     began_wall_s: float
     ended_wall_s: float
     engine: Mapping[str, Any]
-    decisions: list[str] = field(default_factory=list)
 
 
 async def _compare(fleet: Any, workload: Any, names: list[str]) -> list[Run]:
@@ -172,7 +171,6 @@ async def _run(fleet: Any, api: Any, workload: Any, name: str) -> Run:
     ended = time.time()
     await _settle(api)
     moves = (await api.get("/api/v1/transitions", params={"limit": 500})).json()
-    moves = moves["transitions"] if isinstance(moves, dict) else moves
     done = [m for m in moves if m["started_wall_s"] >= began - 0.5 and m["end"] == "done"]
     engine = await engine_stats(fleet)
     summary = summarize(
@@ -196,7 +194,6 @@ async def _settle(api: Any) -> None:
     """A move that is under way when the last request ends is counted when it has ended."""
     for _ in range(100):
         rows = (await api.get("/api/v1/transitions", params={"limit": 20})).json()
-        rows = rows["transitions"] if isinstance(rows, dict) else rows
         if all(m["end"] is not None for m in rows):
             return
         await asyncio.sleep(0.1)
@@ -215,8 +212,6 @@ async def _show_progress(fleet: Any, api: Any, name: str, progress: Any, duratio
             rows = (await api.get("/api/v1/workers")).json()
         except httpx.HTTPError:
             continue
-        status = status.get("status", status)
-        rows = rows["workers"] if isinstance(rows, dict) else rows
         elapsed = max(0.0, asyncio.get_running_loop().time() - progress.started_s)
         attained = f"{progress.good / progress.done:.0%}" if progress.done else "-"
         roles = "".join((r["role"][0].upper() if r["state"] != "moving" else "~") for r in rows)
@@ -334,7 +329,7 @@ def _draw(fleet: Any, workload: Any, run: Run) -> str:
         dpi = api.get("/api/v1/indices", params={**span, "index": "dpi", "step": 1}).json()
     lanes: dict[str, list[tuple[float, float, str]]] = {w.name: [] for w in fleet.workers}
     lent: dict[str, list[tuple[float, float]]] = {w.name: [] for w in fleet.workers}
-    for row in _rows(seconds):
+    for row in seconds:
         at = row["second"] - run.began_wall_s
         state = "draining" if row["state"] == "moving" else row["role"]
         lanes[row["worker"]].append((at, at + 1, state))
@@ -342,12 +337,8 @@ def _draw(fleet: Any, workload: Any, run: Run) -> str:
             lent[row["worker"]].append((at, at + 1))
     by_second: dict[int, list[float | None]] = {}
     for which, rows in ((0, ppi), (1, dpi)):
-        for row in _rows(rows):
+        for row in rows:
             by_second.setdefault(row["second"], [None, None])[which] = row["mean"]
     pressures = [(s - run.began_wall_s, a, b) for s, (a, b) in sorted(by_second.items())]
     title = f"FluidPD, emulated workers: {workload.name}, policy {run.name}"
     return draw(Picture(title, run.ended_wall_s - run.began_wall_s, lanes, lent, pressures))
-
-
-def _rows(answer: Any) -> list[dict[str, Any]]:
-    return list(answer) if isinstance(answer, list) else list(next(v for v in answer.values() if isinstance(v, list)))

@@ -374,7 +374,6 @@ class Fleet:
             self.raise_if_died()
             try:
                 rows = httpx.get(f"{self.controller_url}/api/v1/workers", timeout=2).json()
-                rows = rows["workers"] if isinstance(rows, dict) else rows
                 serving = [r["name"] for r in rows if r["state"] == "serving"]
             except (httpx.HTTPError, ValueError, KeyError):
                 serving = []
