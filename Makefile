@@ -62,7 +62,7 @@ test-gpu: setup ## the tests that need an NVIDIA GPU
 	FLUIDPD_TEST=gpu $(BIN)/pytest -m gpu $(PYTEST_ARGS)
 
 test-sglang: setup ## the tests on the real SGLang, on a CPU: installed once, in a cache folder (2 minutes, 1.8 GB)
-	FLUIDPD_TEST=sglang $(BIN)/pytest -m sglang $(PYTEST_ARGS)
+	FLUIDPD_TEST=sglang $(BIN)/pytest -m sglang tests/sglang tests/engine_contract $(PYTEST_ARGS)
 
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -137,7 +137,6 @@ def repetition(original: Original, penalizer: Any) -> Any:
 
 _PENALTIES = "sglang.srt.sampling.penaltylib"
 HOOKS = (
-    Hook("sglang.srt.managers.scheduler.Scheduler._add_request_to_queue", add_to_queue),
     Hook(f"{_PENALTIES}.frequency_penalty.BatchedFrequencyPenalizer._prepare", frequency),
     Hook(f"{_PENALTIES}.presence_penalty.BatchedPresencePenalizer._prepare", presence),
     Hook(f"{_PENALTIES}.repetition_penalty.BatchedRepetitionPenalizer._prepare", repetition),

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 # Modules whose HOOKS are registered in the process that builds the Scheduler (the part "scheduler"), and in the one with the
 # TokenizerManager (the part "http"). Each imports only what that process has anyway.
-SCHEDULER_PARTS = ("sidecar.plugin.scheduler", "sidecar.plugin.adopt")
+SCHEDULER_PARTS = ("sidecar.plugin.scheduler_hooks",)
 HTTP_PARTS = ("sidecar.plugin.http",)
 _METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 

@@ -27,6 +27,12 @@ def rest_of(req: Any) -> int:
     return max(0, len(req.origin_input_ids) + len(req.output_ids) - (req.extend_end or 0))
 
 
+def prompt_of(req: Any) -> int:
+    """Tokens that a claimed room would have prefilled here: all of them. (Where KV waits for its transfer, SGLang has set
+    extend_end to the whole prompt already: `rest_of` is 0 there.)"""
+    return len(req.origin_input_ids) + len(req.output_ids)
+
+
 def depth_of(req: Any) -> int:
     return int(req.extend_end or 0)
 

@@ -18,6 +18,8 @@ from sidecar.plugin.steps import Shape, StepModel
 _BUSY_TAU_S = 3.0
 _RATE_TAU_S = 5.0
 _EWMA = 0.2
+_WELL_KNOWN_STEPS = 128
+_LESSON_EVERY = 4
 _OPEN = 64  # launched steps whose results are not in yet: two in SGLang's overlap loop
 
 
@@ -123,7 +125,7 @@ class Telemetry:
         shape = done.shape
         self.steps.append(done)
         self.steps_total += 1
-        if not is_prefill:  # a prefill worker's steps are of another size, and its pace may be another's fault
+        if not is_prefill and self._is_lesson(shape):  # a prefill worker's pace may be another's fault
             self.model.learn(shape, done.took_s)
         self.generated_tokens_total += shape.batch + (ends_prompt and not is_prefill)
         self.prefilled_tokens_total += shape.c
@@ -138,6 +140,10 @@ class Telemetry:
             self._chunks[done.lent_tokens] = self._chunks.get(done.lent_tokens, 0) + 1
         elif shape.batch:
             self.step_s = done.took_s if self.step_s is None else (1 - _EWMA) * self.step_s + _EWMA * done.took_s
+
+    def _is_lesson(self, shape: Shape) -> bool:
+        """Every lent step, and of decode steps, which come by the hundred alike, every fourth once they are known."""
+        return shape.c > 0 or self.model.decode.steps < _WELL_KNOWN_STEPS or self.steps_total % _LESSON_EVERY == 0
 
     def late(self, by_floor: bool) -> None:
         self.late_steps_total += 1

@@ -17,7 +17,7 @@ from fluidpd.simulator.worker import MAX_OPEN_CLAIMS, BorrowTerms, PeerQueue
 from sidecar.plugin.borrow import Borrow
 from sidecar.plugin.engine import Engine
 from sidecar.plugin.hello import BOOT
-from sidecar.plugin.rooms import address_of, normal_address, rest_of, why_not_claimed
+from sidecar.plugin.rooms import address_of, normal_address, prompt_of, why_not_claimed
 from sidecar.protocol import ClaimWanted, Grant
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class Wants:
             peer = terms.peers.get(address_of(req))
             if peer is None or not self._may_ask(decode_req, now_s) or _has_left_the_queue(req, peer):
                 continue
-            rest = rest_of(req)
+            rest = prompt_of(req)
             if outstanding + rest > terms.max_outstanding_tokens:
                 break
             if not has_kv and rest > free:
@@ -173,7 +173,7 @@ class Wants:
         decode_req, is_prealloc = self._find(room)
         if decode_req is None or room in self._asked:
             return False
-        asked = Asked(room, rest_of(decode_req.req))
+        asked = Asked(room, prompt_of(decode_req.req))
         if is_prealloc:
             queue = self._engine.scheduler.disagg_decode_prealloc_queue
             asked.position = next(i for i, d in enumerate(queue.queue) if d is decode_req)

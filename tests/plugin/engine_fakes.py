@@ -141,6 +141,7 @@ class FakeScheduler:
     def decode_room(self, room: int, *, has_kv: bool = True, **fields: Any) -> FakeRoom:
         made = FakeRoom(FakeReq(room, **fields), FakeEnd(self.keeper))
         if has_kv:
+            made.req.extend_end = made.req.tokens  # as SGLang's preallocation does, long before any KV has come
             self.disagg_decode_transfer_queue.queue.append(made)
         else:
             self.disagg_decode_prealloc_queue.queue.append(made)

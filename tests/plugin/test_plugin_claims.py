@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_fakes import FakeBatch, FakeEngine
+from engine_fakes import FakeBatch, FakeEngine, FakeReq
 
 from fluidpd.command import GrantTerms, PrefillPeer
 from sidecar.plugin.borrow import Borrow
@@ -203,8 +203,18 @@ def test_a_worker_without_a_record_tries_one_room_first() -> None:
         engine.scheduler.decode_room(room)
     wants.grant(grant({}), 0.0)
     assert rooms(wants, 0.0, is_proven=False) == [1]
-    borrow.waiting.append(engine.scheduler.decode_room(9).req)
+    borrow.waiting.append(FakeReq(9))
     assert rooms(wants, 0.1, is_proven=False) == []
+
+
+def test_a_room_whose_kv_waits_for_its_transfer_counts_with_its_whole_prompt() -> None:
+    engine, _, wants = decode()
+    engine.scheduler.decode_room(1, tokens=900)
+    assert engine.scheduler.disagg_decode_transfer_queue.queue[0].req.extend_end == 900  # yet none of it is here
+    wants.grant(grant({1: 1.0}), 0.0)
+    assert rooms(wants, 0.0) == []  # 0.9 s here, and a quarter more, against 1.0 s there
+    wants.grant(grant({1: 1.3}, epoch=2), 0.0)
+    assert rooms(wants, 0.1) == [1]
 
 
 def test_a_room_without_kv_is_held_out_of_the_queue_while_its_claim_travels() -> None:

@@ -10,6 +10,7 @@ import json
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,10 +30,11 @@ class StubSidecar:
         self.hellos: list[Line] = []
         self.sample: Line = {}
         self.samples_total = 0
+        self.history: deque[tuple[float, float, float]] = deque(maxlen=20_000)  # at, lent steps, borrowed tokens still open
         self.claims: list[Line] = []  # every claim that came here as the prefill side, and its answer
         self.results: list[Line] = []  # every answer that the decode side got
         self.replies: dict[str, Line] = {}
-        self.lose_answers = 0  # the next ones never arrive
+        self.lose_given = 0  # the next ones that give a room never arrive
         self.rooms: dict[str, Line] = {}  # claim id -> claim_wanted
         self.peers: tuple[StubSidecar, ...] = ()
         self._parts: dict[str, socket.socket] = {}
@@ -67,6 +69,22 @@ class StubSidecar:
         found = self.sample.get("values", {}).get(name)
         return float(found) if isinstance(found, int | float) else 0.0
 
+    def lending_s(self, after_lent_steps: float) -> tuple[float, float]:
+        """When lent work began and ended, as the samples told it, since there were so many lent steps."""
+        seen = list(self.history)
+        active = [i for i, (_, lent, left) in enumerate(seen) if lent > after_lent_steps or (left and lent == after_lent_steps)]
+        assert active, "nothing was lent"
+        last = next(i for i, (_, lent, _) in enumerate(seen) if lent == seen[-1][1])
+        return seen[active[0]][0], seen[max(last, active[0])][0]
+
+    @property
+    def given_rooms(self) -> set[int]:
+        return {int(said["room"]) for said in self.claims if said["given"]}
+
+    @property
+    def given_total(self) -> int:
+        return len(self.given_rooms)
+
     def drop_connections(self) -> None:
         """As if this sidecar had died and come back."""
         for part in list(self._parts.values()):
@@ -94,12 +112,16 @@ class StubSidecar:
                     self._hear(json.loads(raw))
         except (OSError, ValueError):
             pass
+        finally:
+            connection.close()
 
     def _hear(self, said: Line) -> None:
         match said["type"]:
             case "sample":
                 if "batch" in said["values"]:
                     self.sample, self.samples_total = said, self.samples_total + 1
+                    lent, left = (self.value(name) for name in ("lent_steps_total", "borrow_open_tokens"))
+                    self.history.append((time.monotonic(), lent, left))
             case "reply":
                 self.replies[said["id"]] = said
             case "claim_wanted":
@@ -113,8 +135,8 @@ class StubSidecar:
             case "claim_answer":
                 self.claims.append(said)
                 claimer, id_ = said["id"].split("/", 1)
-                if self.lose_answers:
-                    self.lose_answers -= 1
+                if self.lose_given and said["given"]:
+                    self.lose_given -= 1
                     return
                 for peer in self.peers:
                     if peer.name == claimer:

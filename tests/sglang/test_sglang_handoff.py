@@ -10,7 +10,7 @@ from real_clients import Answer, Api, chat, generate, is_idle, loads, pair, prom
 from real_fleet import RealFleet, RealWorker
 
 pytestmark = pytest.mark.usefixtures("at_home")
-TOKENS = 500
+TOKENS = 900
 
 
 def sidecar(worker: RealWorker) -> dict[str, Any]:

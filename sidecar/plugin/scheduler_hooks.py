@@ -1,0 +1,131 @@
+"""The hooks in SGLang's scheduler process: each a few lines that ask the part what to do. Never holds a rule of its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from sidecar.plugin import adopt, borrow, claims, engine, stale
+from sidecar.plugin.arming import Hook
+from sidecar.plugin.scheduler import SchedulerPart
+
+log = logging.getLogger(__name__)
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
+
+PART: SchedulerPart | None = None
+
+
+def _init(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    global PART
+    made = original(self, *args, **kwargs)
+    if self.disaggregation_mode.value in ("prefill", "decode"):
+        part = SchedulerPart(self)
+        PART = part
+        part.start()
+    else:
+        log.info("fluidpd: this engine does not run in P/D disaggregation mode; the plugin does nothing")
+    return made
+
+
+def _poll(original: Any, self: Any) -> Any:
+    commands = PART.decide(time.monotonic()) if PART is not None else []
+    return [*original(self), *commands]
+
+
+def _ingest(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    received = original(self, *args, **kwargs)
+    if PART is not None:
+        now_s = time.monotonic()
+        PART.arbiter.sweep(now_s)
+        if PART.engine.is_decode and self.running_batch.is_empty():
+            PART.telemetry.nothing_running()
+        PART.samples.look(now_s)
+    return received
+
+
+def _add(original: Any, self: Any, req: Any, is_retracted: bool = False) -> Any:
+    return adopt.add_to_queue(lambda s, r, again: _take(original, s, r, again), self, req, is_retracted)
+
+
+def _take(original: Any, self: Any, req: Any, is_retracted: bool) -> Any:
+    if not is_retracted:
+        req.fluidpd_at_s = time.monotonic()
+    if PART is not None and PART.engine.is_decode and getattr(req, "fluidpd_local", False) and not is_retracted:
+        PART.borrow.take(req)
+        return None
+    if PART is not None and PART.engine.is_prefill:
+        PART.arbiter.used_again(req.bootstrap_room)
+    return original(self, req, is_retracted)
+
+
+def _abort(original: Any, self: Any, recv_req: Any) -> Any:
+    if PART is not None and PART.engine.is_decode:
+        everything, rid = recv_req.abort_all, recv_req.rid
+
+        def matches(req: Any) -> bool:
+            return bool(everything or req.rid.startswith(rid))
+
+        PART.wants.abort_held(matches)
+        PART.borrow.abort(matches, recv_req.finished_reason)
+    return original(self, recv_req)
+
+
+def _run_batch(original: Any, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    part, at_s = PART, time.monotonic()
+    if part is not None:
+        part.launching(batch, at_s)
+        part.samples.launching(at_s)
+    result = original(self, batch, *args, **kwargs)
+    if part is not None:
+        part.launched(result)
+    return result
+
+
+def _process_result(original: Any, self: Any, batch: Any, result: Any) -> Any:
+    done = original(self, batch, result)
+    if PART is not None:
+        PART.finished(batch, result, time.monotonic())
+    return done
+
+
+def _process_decode_queue(original: Any, self: Any) -> Any:
+    if PART is not None and (PART.borrow.is_busy or (self.last_batch is not None and self.last_batch.forward_mode.is_extend())):
+        PART.borrow.join_finished()
+    return original(self)
+
+
+def _next_decode(original: Any, self: Any, running_batch: Any) -> Any:
+    if PART is None or not PART.borrow.is_busy:
+        return original(self, running_batch)
+    return PART.borrow.plan(lambda batch: original(self, batch), running_batch)
+
+
+def _is_idle(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    idle = original(self, *args, **kwargs)
+    return bool(idle and (PART is None or not (PART.borrow.waiting or PART.wants.is_holding)))
+
+
+def _kv_budget(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    budget = original(self, *args, **kwargs)
+    if PART is None or not PART.borrow.is_busy:
+        return budget
+    return budget - PART.borrow.reserved_tokens(int(self.num_reserved_decode_tokens))
+
+
+HOOKS: tuple[Hook, ...] = (
+    Hook(_SCHEDULER + "__init__", _init),
+    Hook(_SCHEDULER + "_poll_timeout_aborts", _poll),
+    Hook(_SCHEDULER + "ingest_requests", _ingest),
+    Hook(_SCHEDULER + "_add_request_to_queue", _add),
+    Hook(_SCHEDULER + "abort_request", _abort),
+    Hook(_SCHEDULER + "run_batch", _run_batch),
+    Hook(_SCHEDULER + "process_batch_result", _process_result),
+    Hook(_SCHEDULER + "process_decode_queue", _process_decode_queue),
+    Hook(_SCHEDULER + "get_next_disagg_decode_batch_to_run", _next_decode),
+    Hook(_SCHEDULER + "is_fully_idle", _is_idle),
+    Hook("sglang.srt.disaggregation.decode.DecodePreallocQueue._allocatable_token_budgets", _kv_budget),
+    *adopt.HOOKS,
+)
+USES: tuple[str, ...] = (*adopt.USES, *borrow.USES, *claims.USES, *engine.USES, *stale.USES)
