@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from test_sglang_claims import Halves, Pair
 
 Row = dict[str, Any]
-DEADLINE_S = 0.06
+DEADLINE_S = 0.1
 STUCK_S = 2.0
 WHOLE_S = 1000.0  # a deadline that bounds nothing
 GAP_RATIO = 5.0

@@ -25,6 +25,7 @@ from sidecar.plugin.rooms import context_of, rest_of
 from sidecar.plugin.samples import Samples
 from sidecar.plugin.steps import Shape
 from sidecar.plugin.telemetry import Done, Launched, Telemetry
+from sidecar.plugin.wake import Wake
 from sidecar.plugin.wants import Wants
 from sidecar.protocol import (
     CAN_BORROW,
@@ -72,6 +73,7 @@ class SchedulerPart:
         self.drain = Drain(self.engine, self.borrow, self.wants, self.send)
         self.samples = Samples(self)
         self.version = plugin.version()
+        self.wake = Wake(scheduler)
         self._inbox: deque[Message] = deque()
         self._posted: deque[tuple[str, dict[str, Any]]] = deque()
         self._pending: dict[int, Command] = {}
@@ -104,11 +106,16 @@ class SchedulerPart:
         if self.link is None:
             return
         for type_ in ("grant", "revoke", "claim", "claim_result", "order"):
-            self.link.on(type_, self._inbox.append)
+            self.link.on(type_, self._receive)
         self.link.on("welcome", self.samples.welcome)
         self.link.on_lost(self.drain.sidecar_lost)
         self.link.start()
         self.samples.start()
+
+    def _receive(self, message: Message) -> None:
+        """On the link's reading thread."""
+        self._inbox.append(message)
+        self.wake.up()
 
     def hello(self) -> PluginHello:
         armed = plugin.GUARD.armed
@@ -134,6 +141,7 @@ class SchedulerPart:
     def post(self, kind: str, **fields: Any) -> None:
         """From any thread of the first rank: have every rank run `kind` in its next iteration."""
         self._posted.append((kind, fields))
+        self.wake.up()
 
     def on_command(self, kind: str, handler: Callable[..., None]) -> None:
         self._handlers[kind] = handler
@@ -147,6 +155,7 @@ class SchedulerPart:
 
     def decide(self, now_s: float) -> list[Command]:
         """What all ranks are to do in this iteration. Commands stay pending until they were run: SGLang may skip a broadcast."""
+        self.wake.seen()
         if self.engine.role is not self._role:
             self._role = self.engine.role
             self.wants.forget()

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any
 
-from sidecar.plugin import adopt, borrow, claims, engine, stale
+from sidecar.plugin import adopt, borrow, claims, engine, stale, wake
 from sidecar.plugin.arming import Hook
 from sidecar.plugin.scheduler import SchedulerPart
 
@@ -128,4 +128,4 @@ HOOKS: tuple[Hook, ...] = (
     Hook("sglang.srt.disaggregation.decode.DecodePreallocQueue._allocatable_token_budgets", _kv_budget),
     *adopt.HOOKS,
 )
-USES: tuple[str, ...] = (*adopt.USES, *borrow.USES, *claims.USES, *engine.USES, *stale.USES)
+USES: tuple[str, ...] = (*adopt.USES, *borrow.USES, *claims.USES, *engine.USES, *stale.USES, *wake.USES)

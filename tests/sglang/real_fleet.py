@@ -25,7 +25,7 @@ from fluidpd.names import Role
 WORKER_FLAGS = (
     "--device cpu --dtype float32 --disaggregation-transfer-backend mooncake_tcp --disable-radix-cache --enable-pd-role-switch "
     "--disaggregation-decode-retraction-backup cpu_tensor --mem-fraction-static 0.05 --max-total-tokens 8192 "
-    "--max-running-requests 16 --enable-metrics"
+    "--max-running-requests 16 --enable-metrics --sleep-on-idle"
 )
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import httpx
 import pytest
 from real_clients import is_idle, until
 from real_environment import SglangEnvironment
@@ -85,7 +86,8 @@ def test_a_prefill_worker_that_dies_right_after_giving_costs_only_what_it_had_be
     grants = Grants(fused.sidecars, tbt_slo_s=2.0)
     grants.rate_tokens_per_s = 100.0
     given = fused.at_prefill.given_total
-    with fused.slow_prefill(2.0), grants.renewed():
+    httpx.post(f"{fused.prefill.url}/slow_down", json={"forward_sleep_time": 2.0}).raise_for_status()
+    with grants.renewed():
         answers = []
         for prompt in asked:
             answers.append(fused.ask(prompt))
