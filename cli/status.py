@@ -49,6 +49,8 @@ def status(
         typer.echo(f"{label:<12} {value}")
     for trouble in troubles:
         typer.echo(f"{'trouble':<12} {trouble}")
+    for note in seen.get("attention") or ():
+        typer.echo(f"{'attention':<12} {note}")
 
 
 def troubles_of(seen: Mapping[str, Any], now_wall_s: float) -> list[str]:
@@ -127,7 +129,8 @@ def workers(
     if not rows:
         say("no worker has registered: start a sidecar beside each one (`fluidpd sidecar --help`)")
         return
-    columns = ("name", "role", "state", "pinned", "pressure", "kv_share", "batch", "waiting", "age_s", "flippable", "engine")
+    known = ("pressure", "kv_share", "batch", "waiting", "age_s")
+    columns = ("name", "role", "state", "pinned", *known, "engine", "plugin", "flippable")
     emit_table([worker_row(row) for row in rows], columns)
 
 
@@ -138,6 +141,9 @@ def worker_row(row: Mapping[str, Any]) -> dict[str, Any]:
     flat["pinned"] = pin.get("role") if isinstance(pin, Mapping) else pin
     if row.get("flippable") is False and row.get("not_flippable_why"):
         flat["flippable"] = f"no: {row['not_flippable_why']}"
+    flat["engine"] = " ".join(str(row[key]) for key in ("engine", "engine_version") if row.get(key)) or None
+    if row.get("plugin_why"):
+        flat["plugin"] = f"{row.get('plugin')}: {row['plugin_why']}"
     return flat
 
 

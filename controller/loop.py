@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from controller.clock import Clock
@@ -27,7 +27,7 @@ from controller.routing import Routing
 from controller.settings import ControllerSettings
 from controller.ticks import TickStats
 from controller.version import VERSION
-from controller.views import Totals, banner, numbers, targets, thresholds, worker_view
+from controller.views import Totals, attention, banner, numbers, targets, thresholds, worker_view
 from fluidpd.command import Fence, orders_for
 from fluidpd.cost import CostModel
 from fluidpd.decision import Decision, Refusal
@@ -287,7 +287,8 @@ class Controller:
             self._hub.publish("audit", asdict(row))
         for w in self.registry.everyone():
             now_row = self.registry.row(w, now_s)
-            key = (now_row.role, now_row.state, w.incarnation, w.flippable, w.not_flippable_why, int(w.seen_wall_s) // 10)
+            # All of it but when it was last heard, which alone is worth a write only now and then.
+            key = (replace(now_row, seen_wall_s=0.0), int(w.seen_wall_s) // 10)
             if self._written.get(w.name) != key:
                 await self._store.upsert_worker(now_row)
                 self._written[w.name] = key
@@ -359,6 +360,7 @@ class Controller:
                 self._pool_trouble(now_s),
                 quarantined=quarantined,
             ),
+            attention=attention(self.registry),
         )
 
     def _pool_trouble(self, now_s: float) -> str:

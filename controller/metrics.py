@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from controller.routes.ports import ControllerPort
 from controller.store.writes import Store
 from controller.stream import Hub
-from fluidpd.names import Action, Reason, Role
+from fluidpd.names import Action, PluginState, Reason, Role
 
 PHASE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _REMEMBERED_MOVES = 4_096
@@ -208,6 +208,10 @@ def _workers(views: tuple[dict[str, Any], ...]) -> Iterable[Metric]:
     up = GaugeMetricFamily("fluidpd_worker_up", "1 while its telemetry is fresh enough to count.", labels=["worker"])
     roles = StateSetMetricFamily("fluidpd_worker_role", "The role read back from the engine.", labels=["worker"])
     age = GaugeMetricFamily("fluidpd_worker_telemetry_age_seconds", "How old the newest sample is.", labels=["worker"])
+    armed = GaugeMetricFamily(
+        "fluidpd_worker_plugin_armed", "1 while the plugin in its engine is armed, 0 if disarmed or missing.", labels=["worker"]
+    )
+    flippable = GaugeMetricFamily("fluidpd_worker_flippable", "1 if its engine may change roles.", labels=["worker"])
     kv = GaugeMetricFamily("fluidpd_worker_kv_usage_ratio", "KV used or promised, of what may be used.", labels=["worker"])
     slack = GaugeMetricFamily("fluidpd_worker_slack_seconds", "Room in a decode step below the target.", labels=["worker", "slo"])
     for view in views:
@@ -217,6 +221,10 @@ def _workers(views: tuple[dict[str, Any], ...]) -> Iterable[Metric]:
         counts[(role, state)] = counts.get((role, state), 0) + 1
         info.add_metric([name, *(_text(view.get(k)) for k in facts)], 1)
         up.add_metric([name], float(state not in ("lost", "quarantined")))
+        if view.get("plugin") in set(PluginState):
+            armed.add_metric([name], float(view["plugin"] == PluginState.ARMED))
+        if isinstance(view.get("flippable"), bool):
+            flippable.add_metric([name], float(view["flippable"]))
         if role in set(Role):
             roles.add_metric([name], {r.value: r.value == role for r in Role})
         for family, key, labels in ((age, "age_s", [name]), (kv, "kv_share", [name]), (slack, "slack_s", [name, "tbt"])):
@@ -225,7 +233,7 @@ def _workers(views: tuple[dict[str, Any], ...]) -> Iterable[Metric]:
     pool = GaugeMetricFamily("fluidpd_pool_workers", "Workers by role and state.", labels=["role", "state"])
     for (role, state), count in sorted(counts.items()):
         pool.add_metric([role, state], count)
-    yield from (pool, info, up, roles, age, kv, slack)
+    yield from (pool, info, up, roles, armed, flippable, age, kv, slack)
 
 
 def _gauge(name: str, text: str, labels: Mapping[str, str], value: float) -> GaugeMetricFamily:

@@ -20,7 +20,7 @@ from controller.refusals import Conflict, GuardRefused, NotFound
 from controller.registry import Registry, Worker
 from controller.router_part import RouterPart
 from controller.routing import Routing
-from fluidpd.command import HandoffPeer, MoveOrder, PhaseReport, Receipt
+from fluidpd.command import HandoffPeer, MoveOrder, PhaseReport, Receipt, StalePeer
 from fluidpd.decision import Flip, Refusal
 from fluidpd.names import Answer, CommandKind, End, Heading, Phase, Role, Rule, Trigger, WorkerState
 from fluidpd.policy.settings import PolicySettings
@@ -152,8 +152,23 @@ class Moves:
             trigger=row.trigger,
             drain_deadline_s=self._policy.drain_deadline_s,
             handoff_peers=self._peers(row) if row.from_role is Role.DECODE else (),
+            stale_peers=self._stale_peers(row),
             natural_end_tokens=self._policy.natural_end_tokens,
         )
+
+    def _stale_peers(self, row: TransitionRow) -> tuple[StalePeer, ...]:
+        """Every other sidecar known here. A decode worker that serves must forget a mover that it may know as prefill."""
+        now_s = self._clock.now()
+        mover = self._registry.get(row.worker)
+        returns = row.to_role is Role.PREFILL and mover is not None and mover.known_as_prefill
+        found = []
+        for w in self._registry:
+            if w.name == row.worker or not w.sidecar_url:
+                continue
+            absent = self._registry.state(w, now_s) in (WorkerState.LOST, WorkerState.QUARANTINED)
+            must = returns and w.role is Role.DECODE and not absent
+            found.append(StalePeer(worker=w.name, sidecar_url=w.sidecar_url, must=must))
+        return tuple(found)
 
     def _peers(self, row: TransitionRow) -> tuple[HandoffPeer, ...]:
         """Other serving workers of the old role, the most free KV first."""

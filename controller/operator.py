@@ -112,6 +112,8 @@ class Operator:
             if held is not None and held.expires_wall_s <= self._controller.clock.wall():
                 self._controller.collector.release_pin(worker)
             return held
+        if held is None:
+            self._known(worker)  # a pin may outlive its worker and can then be dropped; of nobody there is nothing to drop
         row = await self._store.drop_pin(worker, actor)
         self._controller.collector.release_pin(worker)
         return row

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from controller.clock import Clock
+from controller.fleet_checks import Stated, why_not_flippable
 from controller.ports import Connection
-from fluidpd.names import Role, UnknownWhy, WorkerState
+from fluidpd.names import PluginState, Role, UnknownWhy, WorkerState
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.record import WorkerRow
 from fluidpd.telemetry import Hello, Known, Readings, Sample, WaitingPrompt, WorkerView, read
@@ -52,8 +53,10 @@ class Worker:
     readings: Readings = field(default_factory=Readings)
     queue: tuple[WaitingPrompt, ...] | None = None
     queue_total: int | None = None
-    flippable: bool = False
-    not_flippable_why: str = ""
+    own_flippable: bool = False  # by its sidecar's word
+    own_why: str = ""
+    fleet_why: str = ""  # why it may not flip beside the others
+    prefill_start: str = ""  # the start of its engine in which it was seen as a prefill worker
     notes: tuple[str, ...] = ()
     skew_s: float | None = None
     rejected: Counter[tuple[str, UnknownWhy]] = field(default_factory=Counter)
@@ -91,6 +94,37 @@ class Worker:
     @property
     def engine_boot(self) -> str:
         return self.hello.engine_boot if self.hello else ""
+
+    @property
+    def engine_start(self) -> str:
+        return (self.hello.engine_start or self.hello.engine_boot) if self.hello else ""
+
+    @property
+    def flippable(self) -> bool:
+        return self.own_flippable and not self.fleet_why
+
+    @property
+    def not_flippable_why(self) -> str:
+        return self.own_why or self.fleet_why
+
+    @property
+    def plugin(self) -> PluginState | None:
+        return self.hello.plugin if self.hello else (self.row.plugin if self.row else None)
+
+    @property
+    def plugin_why(self) -> str:
+        return self.hello.plugin_why if self.hello else (self.row.plugin_why if self.row else "")
+
+    @property
+    def cannot(self) -> Mapping[str, str]:
+        return self.hello.cannot if self.hello else (self.row.cannot if self.row else {})
+
+    @property
+    def known_as_prefill(self) -> bool:
+        """Whether decode workers may have cached where this engine process listened as a prefill worker."""
+        if self.hello is not None and self.hello.started_as is Role.PREFILL:
+            return True
+        return bool(self.prefill_start) and self.prefill_start == self.engine_start
 
     def age_s(self, now_s: float) -> float:
         return math.inf if self.received_s is None else max(0.0, now_s - self.received_s)
@@ -187,6 +221,8 @@ class Registry:
             flippable=w.flippable,
             not_flippable_why=w.not_flippable_why,
             can_borrow="borrow" in w.capabilities,
+            known_as_prefill=w.known_as_prefill,
+            can_drop_stale="drop_stale" in w.capabilities,
             retry_after_s=w.retry_after_s,
             model=w.hello.model if w.hello else (w.row.model if w.row else "default"),
             pool=w.hello.pool if w.hello else (w.row.pool if w.row else "default"),
@@ -217,8 +253,9 @@ class Registry:
             seen_wall_s=row.seen_wall_s,
             known_since_s=now_s,
             role_since_s=now_s,
-            flippable=row.flippable,
-            not_flippable_why=row.not_flippable_why,
+            own_flippable=row.flippable,
+            own_why=row.not_flippable_why,
+            prefill_start=row.prefill_start,
             quarantined=row.state is WorkerState.QUARANTINED,
             quarantined_boot=quarantined_boot,
         )
@@ -250,6 +287,8 @@ class Registry:
             # A new connection starts its own numbering: nothing of the old one is listened to any more.
             w.hello, w.connection, w.seq, w.dirty = hello, connection, -1, True
             self._flippable(w, hello.flippable, hello.not_flippable_why)
+            self._note_prefill(w, hello.role)
+            self._compare()
             return w
         fresh = Worker(
             name=hello.worker,
@@ -263,9 +302,11 @@ class Registry:
             role_since_s=now_s,
             connection=connection,
             seen_role=hello.role,
-            flippable=hello.flippable,
-            not_flippable_why=hello.not_flippable_why,
+            own_flippable=hello.flippable,
+            own_why="" if hello.flippable else hello.not_flippable_why,
+            prefill_start=known.prefill_start if known is not None else "",
         )
+        self._note_prefill(fresh, hello.role)
         if w is not None:
             fresh.pinned_role, fresh.move_id, fresh.failures, fresh.retry_after_s = (
                 w.pinned_role,
@@ -283,6 +324,7 @@ class Registry:
         else:
             self._tell(fresh, "registered", f"incarnation {fresh.incarnation} as {hello.role}")
         self._workers[hello.worker] = fresh
+        self._compare()
         if known is not None and known.url != hello.worker_url:
             self.former_urls.add(known.url)
         return fresh
@@ -303,7 +345,23 @@ class Registry:
         if w.connection is not None:
             w.connection.close("deregistered")
             w.connection = None
+        self._compare()
         return True
+
+    def _compare(self) -> None:
+        """Look again at what workers say of themselves beside each other. Only those that have said hello count."""
+        stated = [
+            Stated(w.name, _address(w.url)[0], w.hello.bootstrap_port, w.hello.radix_cache) for w in self if w.hello is not None
+        ]
+        found = why_not_flippable(stated)
+        for w in self:
+            why = found.get(w.name, "")
+            if w.fleet_why != why:
+                w.fleet_why, w.dirty = why, True
+
+    def _note_prefill(self, w: Worker, role: Role | None) -> None:
+        if role is Role.PREFILL and w.prefill_start != w.engine_start:
+            w.prefill_start, w.dirty = w.engine_start, True
 
     def forget_silent(self, now_s: float) -> None:
         for w in list(self):
@@ -355,13 +413,14 @@ class Registry:
         return True
 
     def _flippable(self, w: Worker, flippable: bool, why: str) -> None:
-        w.flippable, w.not_flippable_why = flippable, "" if flippable else why
+        w.own_flippable, w.own_why = flippable, "" if flippable else why
 
     def _read_back(self, w: Worker, role: Role | None, now_s: float) -> None:
         """The engine's own word on its role. A lasting difference without a move of ours: somebody else switched it."""
         if role is None:
             return
         w.seen_role = role
+        self._note_prefill(w, role)
         if role is w.role or w.move_id is not None or w.engine_state == "switching":
             w.differs_since_s = None
             return
@@ -413,6 +472,7 @@ class Registry:
             self._tell(w, "quarantined", "its engine may be broken: restart it")
         if moved:
             w.role, w.role_since_s, w.failures, w.retry_after_s = role, now_s, 0, None
+            self._note_prefill(w, role)
         else:
             w.role = role
             w.failures += 1
@@ -442,6 +502,10 @@ class Registry:
             node=w.hello.node if w.hello else (w.row.node if w.row else ""),
             registered_wall_s=w.registered_wall_s,
             seen_wall_s=w.seen_wall_s,
+            plugin=w.plugin,
+            plugin_why=w.plugin_why,
+            cannot=dict(w.cannot),
+            prefill_start=w.prefill_start,
         )
 
 

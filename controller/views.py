@@ -11,7 +11,7 @@ from typing import Any
 
 from controller.registry import Registry, Worker
 from fluidpd.indices import Indices
-from fluidpd.names import WorkerState
+from fluidpd.names import PluginState, WorkerState
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.record import TransitionRow
 from fluidpd.slo import SloTargets
@@ -90,6 +90,9 @@ def worker_view(
         "pinned_role": w.pinned_role.value if w.pinned_role else None,
         "flippable": w.flippable,
         "not_flippable_why": w.not_flippable_why,
+        "plugin": w.plugin.value if w.plugin else None,
+        "plugin_why": w.plugin_why,
+        "cannot": dict(w.cannot),
         "retry_after_s": max(0.0, w.retry_after_s - now_s) if w.retry_after_s is not None else None,
         "move": _move(move) if move else None,
         "routed_as": routed_as,
@@ -151,6 +154,24 @@ def banner(*troubles: str, quarantined: tuple[str, ...] = ()) -> str:
     if quarantined:
         said.append(f"quarantined, restart the engine of: {', '.join(quarantined)}")
     return "; ".join(said)
+
+
+def attention(registry: Registry) -> tuple[str, ...]:
+    """Workers of which less can be had, a sentence for each reason. Nothing here is a trouble that stops the controller."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for w in sorted(registry, key=lambda w: w.name):
+        if w.plugin is PluginState.DISARMED:
+            found.setdefault(("plugin disarmed on {}", w.plugin_why), []).append(w.name)
+        elif w.plugin is PluginState.MISSING:
+            found.setdefault(("no plugin on {}", w.plugin_why), []).append(w.name)
+    for w in sorted(registry, key=lambda w: w.name):
+        if not w.flippable:
+            found.setdefault(("no role change for {}", w.not_flippable_why), []).append(w.name)
+    return tuple(what.format(listed(names)) + (f": {why}" if why else "") for (what, why), names in found.items())
+
+
+def listed(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def numbers(values: Mapping[str, float | None], finite: Callable[[float], bool] = math.isfinite) -> dict[str, float | None]:

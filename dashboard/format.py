@@ -62,7 +62,7 @@ RULES: dict[Rule, str] = {
     Rule.NOT_LEADER: "this controller is not the leader",
     Rule.DATABASE_DOWN: "the database cannot record the move",
     Rule.TELEMETRY_BELOW_QUORUM: "telemetry is below quorum",
-    Rule.PEERS_HOLD_STALE_BOOTSTRAP: "peers have not yet forgotten its old bootstrap address",
+    Rule.PEERS_HOLD_STALE_BOOTSTRAP: "decode workers still hold its old bootstrap address, and requests would hang",
 }
 
 STATES: dict[WorkerState, str] = {
@@ -204,6 +204,11 @@ def listed(names: tuple[str, ...] | list[str], most: int = 4) -> str:
     if len(names) > most:
         return f"{', '.join(names[:most])} and {len(names) - most} more"
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def shortened(text: str, most: int = 72) -> str:
+    """A reason for a table: cut at a word, where the whole of it is in a title."""
+    return text if len(text) <= most else text[: most - 1].rsplit(" ", 1)[0].rstrip(" :;,(") + " …"
 
 
 def capitalised(text: str) -> str:

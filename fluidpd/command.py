@@ -53,6 +53,14 @@ class HandoffPeer(WireModel):
     sidecar_url: str
 
 
+class StalePeer(WireModel):
+    """Another worker's sidecar, to be told to forget the mover's old bootstrap entry. `must`: else the move does not go on."""
+
+    worker: str
+    sidecar_url: str
+    must: bool = False
+
+
 class MoveOrder(WireModel):
     """Start one role move. The sidecar drives the engine's phases and reports each; it never admits itself to the router."""
 
@@ -63,6 +71,7 @@ class MoveOrder(WireModel):
     trigger: Trigger
     drain_deadline_s: float = Field(gt=0)
     handoff_peers: tuple[HandoffPeer, ...] = ()
+    stale_peers: tuple[StalePeer, ...] = ()  # every other sidecar that the controller knows
     natural_end_tokens: int = 32  # a request with at most this many tokens left ends here instead of moving
 
 

@@ -32,6 +32,14 @@ class WorkerState(StrEnum):
     GONE = "gone"  # deregistered; kept for history
 
 
+class PluginState(StrEnum):
+    """What stands between a sidecar and its engine."""
+
+    ARMED = "armed"  # its hooks run; what it can do is in the capabilities
+    DISARMED = "disarmed"  # connected and out of the way: another version, or too many failures
+    MISSING = "missing"  # none is connected: the engine is read and drained through its own HTTP surface
+
+
 class Phase(StrEnum):
     """Phases of one role move, in order. Persisted: never rename."""
 

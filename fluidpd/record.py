@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fluidpd.decision import Decision, Refusal
-from fluidpd.names import Answer, CommandKind, End, Heading, Phase, Role, Trigger, WorkerState
+from fluidpd.names import Answer, CommandKind, End, Heading, Phase, PluginState, Role, Trigger, WorkerState
 from fluidpd.transition import Move
 
 
@@ -181,6 +181,10 @@ class WorkerRow:
     node: str
     registered_wall_s: float
     seen_wall_s: float
+    plugin: PluginState | None = None  # None: not known
+    plugin_why: str = ""
+    cannot: Mapping[str, str] = field(default_factory=dict)
+    prefill_start: str = ""  # the start of its engine in which it was last seen as a prefill worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,7 @@ class StatusRow:
     requests_total: float | None
     requests_good: float | None
     banner: str = ""  # database, telemetry or router trouble, in a sentence
+    attention: tuple[str, ...] = ()  # workers of which less can be had than of others, and why: no trouble of the controller's
 
 
 def refusal_as_dict(refusal: Refusal) -> dict[str, object]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fluidpd.names import Mode, Role, UnknownWhy, WorkerState
+from fluidpd.names import Mode, PluginState, Role, UnknownWhy, WorkerState
 
 # ---------------------------------------------------------------- readings
 
@@ -85,7 +85,13 @@ class Hello(WireModel):
     engine_version: str
     engine_boot: str  # changes when the engine restarts
     sidecar_boot: str  # changes when the sidecar restarts
+    engine_start: str = ""  # as engine_boot, but by the engine's own word: the same whether or not a plugin is connected
+    started_as: Role | None = None  # the engine's role at its start; None = not known
     capabilities: tuple[str, ...] = ()
+    plugin: PluginState | None = None  # None: the sidecar does not say
+    plugin_why: str = ""  # why it is not armed
+    cannot: dict[str, str] = Field(default_factory=dict)  # capability that this worker lacks -> why
+    radix_cache: bool | None = None  # whether the engine keeps a prefix cache; None = not known
     flippable: bool = False
     not_flippable_why: str = ""
     highest_epoch: int = 0
@@ -289,6 +295,8 @@ class WorkerView:
     flippable: bool = True
     not_flippable_why: str = ""
     can_borrow: bool = True
+    known_as_prefill: bool = False  # its engine process has been a prefill worker: decode workers may have cached its addresses
+    can_drop_stale: bool = True  # its plugin can forget what it cached about a prefill worker
     retry_after_s: float | None = None  # backoff after a failed move
     model: str = "default"
     pool: str = "default"

@@ -9,13 +9,12 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 import httpx
 
 from fluidpd.command import HandoffPeer, MoveOrder
-from fluidpd.names import End, Role
+from fluidpd.names import End, PluginState, Role
 from fluidpd.telemetry import Hello, Welcome
 from sidecar.bandwidth import TokenBucket
 from sidecar.clock import Clock
@@ -28,7 +27,7 @@ from sidecar.journal import Journal
 from sidecar.link import Link
 from sidecar.metrics import registry_of
 from sidecar.peers import Claims, PeerClient, StaleBootstraps
-from sidecar.phases import Phases
+from sidecar.phases import Phases, Told
 from sidecar.ports import Engine, EngineFacts
 from sidecar.protocol import PluginHello, PluginWelcome
 from sidecar.sampler import Sampler
@@ -183,7 +182,7 @@ class Sidecar:
         role = self.driver.role
         if role is None or self.facts is None:
             return None
-        plugin = self.plugin.hello
+        plugin, standing = self.plugin.hello, self.plugin.standing
         if plugin is None and self.clock.now() - self._started_s < _PLUGIN_GRACE_S:
             return None  # a plugin that connects in a moment saves a second registration
         s = self.settings
@@ -199,8 +198,14 @@ class Sidecar:
             engine=plugin.engine if plugin else self.facts.engine,
             engine_version=plugin.engine_version if plugin else self.facts.version,
             engine_boot=self._plugin_boot or self.facts.boot,
+            engine_start=self.facts.boot,
+            started_as=self.facts.started_as,
             sidecar_boot=self.boot,
             capabilities=self.plugin.capabilities,
+            plugin=standing.state,
+            plugin_why=standing.why,
+            cannot=dict(standing.cannot),
+            radix_cache=self.facts.radix_cache,
             flippable=not self.not_flippable_why,
             not_flippable_why=self.not_flippable_why,
             highest_epoch=self.driver.highest_epoch,
@@ -212,10 +217,13 @@ class Sidecar:
         """What is wrong, each in a sentence; empty if nothing is."""
         move = self.driver.move
         quarantined = move is not None and move.state.end is End.QUARANTINED and not self._is_another_engine(move.engine_boot)
+        standing = self.plugin.standing
+        waits = standing.state is PluginState.MISSING and self.clock.now() - self._started_s < _PLUGIN_GRACE_S
         found = [
             "" if self.link.connected else self.link.state,
             "the engine does not answer" if self.sampler.engine_reachable is False else "",
-            self.plugin.refused_why,
+            "" if standing.state is PluginState.ARMED or waits else f"plugin {standing.state}: {standing.why}",
+            f"not flippable: {self.not_flippable_why}" if self.not_flippable_why else "",
             self.driver.trouble,
             "the last move quarantined this worker: restart the engine, and look at the move's detail" if quarantined else "",
         ]
@@ -226,7 +234,7 @@ class Sidecar:
         return self.facts is not None and bool(boot) and self.facts.boot != boot
 
     def state(self) -> dict[str, Any]:
-        move, grant, newest = self.driver.move, self.driver.grant(), self.sampler.newest
+        move, grant, newest, standing = self.driver.move, self.driver.grant(), self.sampler.newest, self.plugin.standing
         return {
             "worker": self.settings.worker,
             "role": self.driver.role,
@@ -234,7 +242,10 @@ class Sidecar:
             "engine_reachable": self.sampler.engine_reachable,
             "plugin": {
                 "connected": self.plugin.connected,
+                "state": standing.state,
+                "why": standing.why,
                 "capabilities": self.plugin.capabilities,
+                "cannot": dict(standing.cannot),
                 "refused": self.plugin.refused_why,
             },
             "flippable": not self.not_flippable_why,
@@ -319,7 +330,7 @@ class Sidecar:
         move = self.driver.move
         return move.order.handoff_peers if move is not None else ()
 
-    async def _drop_stale(self, order: MoveOrder) -> Mapping[str, Any]:
+    async def _drop_stale(self, order: MoveOrder) -> Told:
         return await self.stale.tell_peers(order)
 
     async def _keep_facts(self) -> None:

@@ -13,6 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from fluidpd.names import PluginState
+
 if TYPE_CHECKING:
     from sidecar.app import Sidecar
 
@@ -33,6 +35,8 @@ class _OfSidecar(Collector):
         )
         yield _counter("controller_messages_malformed", "messages of the controller not understood", s.link.malformed_total)
         yield _gauge("plugin_connected", "1 while the engine's plugin is connected", float(s.plugin.connected))
+        yield _gauge("plugin_armed", "1 while it is connected and armed", float(s.plugin.standing.state is PluginState.ARMED))
+        yield _gauge("flippable", "1 if the engine may change roles", float(not s.not_flippable_why))
         yield _by("plugin_messages", "messages of the plugin", "type", s.plugin.messages_total)
         yield _counter("plugin_messages_malformed", "messages of the plugin not understood", s.plugin.malformed_total)
         if s.sampler.engine_reachable is not None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
 
 from fluidpd.command import GrantTerms, MoveOrder, PrefillPeer
+from sidecar.phases import Told
 from sidecar.ports import Plugin, PluginGone
 from sidecar.protocol import (
     CAN_DROP_STALE,
@@ -226,29 +227,36 @@ class StaleBootstraps:
         self._bootstrap = bootstrap
         self._timeout_s = timeout_s
 
-    async def tell_peers(self, order: MoveOrder) -> Mapping[str, Any]:
-        """Tell everyone who may have cached us, at once. A peer that cannot be told is named: pairing it with us would hang."""
-        for peer in order.handoff_peers:
-            self._peers.met(peer.sidecar_url)
-        urls = {url: url for url in self._peers.known} | {p.sidecar_url: p.worker for p in order.handoff_peers}
-        if not self._bootstrap or not urls:
-            return {}
-        answers = await asyncio.gather(*(self._tell(url) for url in urls))
-        failed = sorted(name for name, told in zip(urls.values(), answers, strict=True) if not told)
-        return {"drop_stale_told": len(urls) - len(failed)} | ({"drop_stale_failed": ", ".join(failed)} if failed else {})
+    async def tell_peers(self, order: MoveOrder) -> Told:
+        """Tell everyone who may have cached us, at once. A peer that could not be told is named: pairing it with us may hang."""
+        named = {p.sidecar_url: p.worker for p in order.handoff_peers} | {p.sidecar_url: p.worker for p in order.stale_peers}
+        for url in named:
+            self._peers.met(url)
+        urls = ({url: url for url in self._peers.known} | named) if self._bootstrap else {}
+        answers = dict(zip(urls, await asyncio.gather(*(self._tell(url) for url in urls)), strict=True))
+        failed = {urls[url]: why for url, why in answers.items() if why}
+        unasked = "its sidecar was not asked" if self._bootstrap else "this sidecar's bootstrap_port is not set"
+        missing = {p.worker: why for p in order.stale_peers if p.must and (why := answers.get(p.sidecar_url, unasked))}
+        if not urls:
+            return Told(missing=missing)
+        told = {"drop_stale_told": len(urls) - len(failed)}
+        listed = "; ".join(f"{name}: {why}" for name, why in sorted(failed.items()))
+        return Told(told | ({"drop_stale_failed": listed} if failed else {}), missing)
 
-    async def _tell(self, url: str) -> bool:
+    async def _tell(self, url: str) -> str:
+        """Why the peer behind `url` could not be told, or nothing."""
         body = PeerDropStale(bootstrap=self._bootstrap).model_dump()
         try:
             answer = await self._peers.http.post(
                 f"{url}/peer/drop_stale", json=body, headers=self._peers.headers(), timeout=self._timeout_s
             )
-        except Exception as error:  # best effort: whatever one address raises, the others are told
-            log.warning(
-                "%s could not be told to drop what it cached of %s: %s", url, self._bootstrap, str(error) or type(error).__name__
-            )
-            return False
-        return answer.status_code == 200
+        except Exception as error:  # whatever one address raises, the others are told
+            why = str(error) or type(error).__name__
+            log.warning("%s could not be told to drop what it cached of %s: %s", url, self._bootstrap, why)
+            return f"its sidecar does not answer ({why})"
+        if answer.status_code == 200:
+            return ""
+        return "its plugin did not" if answer.status_code == 409 else f"its sidecar answered HTTP {answer.status_code}"
 
     async def told(self, said: PeerDropStale) -> bool:
         """A peer changed its role: our plugin forgets it. Without such a plugin there is nothing that could, and that is said."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fluidpd.command import MoveOrder
-from fluidpd.names import Role
+from fluidpd.names import Role, Rule
 from fluidpd.transition import Event
 from sidecar.clock import Clock
 from sidecar.ports import Engine, Plugin, PluginGone, SwitchAnswer, WorkLeft
@@ -29,7 +29,19 @@ class Outcome:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
-DropStale = Callable[[MoveOrder], Awaitable[Mapping[str, Any]]]
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What came of telling the peers to forget this worker's old bootstrap entry. `missing`: those that had to, and why not."""
+
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        rule = Rule.PEERS_HOLD_STALE_BOOTSTRAP.value
+        return f"{rule}: " + "; ".join(f"{name}: {why}" for name, why in self.missing.items()) if self.missing else ""
+
+
+DropStale = Callable[[MoveOrder], Awaitable[Told]]
 _GRACE_S = 0.5  # the plugin's own deadline is the drain's; its answer gets this long to arrive
 
 
@@ -69,6 +81,11 @@ class Phases:
                 if not self._plugin.connected and not self._allow_plain_drain:
                     return Outcome(Event.REFUSED, "no plugin is connected, and allow_plain_drain is off")
                 result = await self._engine.prepare_switch(order.to_role)
+                if any(p.must for p in order.stale_peers) and result.answer in (SwitchAnswer.OK, SwitchAnswer.BUSY):
+                    # Nobody uses this worker as prefill now: what is cached of it is old, and must be gone before anyone does.
+                    told = await self._tell_peers(order)
+                    if told.missing:
+                        return Outcome(Event.REFUSED, str(told), told.numbers)
         except TimeoutError:
             return Outcome(Event.EXPIRED, f"preflight took longer than {self._limits.preflight_s:g} s")
         match result.answer:
@@ -173,8 +190,10 @@ class Phases:
         """Look until the new role is read back and a probe of its kind passes.
 
         The old role is believed after a few read-backs if the engine had answered the switch; if it had not, the switch may still
-        be under way, so it is believed only at the deadline.
+        be under way, so it is believed only at the deadline. A new prefill worker is also not verified before every peer that had
+        to forget its old bootstrap entry has done so: early requests may have been paired with the entry of before.
         """
+        told = Told()
         deadline_s = self._clock.now() + self._limits.verify_s
         old_reads = 0
         detail = "not asked yet"
@@ -190,7 +209,10 @@ class Phases:
                         probe = await self._engine.probe(order.to_role)
                         detail = f"probe {probe.name}: {probe.detail}"
                         if probe.ok:
-                            return Outcome(Event.OK, detail, await self._tell_peers(order))
+                            told = await self._tell_peers(order)
+                            if order.to_role is Role.DECODE or not told.missing:
+                                return Outcome(Event.OK, detail, told.numbers)
+                            detail = str(told)
             except TimeoutError:
                 detail = f"the engine did not answer in time; before: {detail}"
             if role is order.from_role:
@@ -200,16 +222,17 @@ class Phases:
             if self._clock.now() >= deadline_s:
                 if role is order.from_role:
                     return Outcome(Event.FAILED, f"the engine still serves {role} after {self._limits.verify_s:g} s")
-                return Outcome(Event.EXPIRED, f"not verified within {self._limits.verify_s:g} s: {detail}")
+                return Outcome(Event.EXPIRED, f"not verified within {self._limits.verify_s:g} s: {detail}", told.numbers)
             await self._clock.sleep(self._limits.poll_s)
 
-    async def _tell_peers(self, order: MoveOrder) -> dict[str, Any]:
-        """A verified engine stays verified, whatever comes of telling its peers."""
+    async def _tell_peers(self, order: MoveOrder) -> Told:
+        """A defect in telling them counts as not told: what it means depends on who had to be."""
         try:
-            return dict(await self._drop_stale(order))
+            return await self._drop_stale(order)
         except Exception as error:
             log.exception("move %s: peers could not be told to drop what they cached", order.move_id)
-            return {"drop_stale_failed": f"{type(error).__name__}: {error}"}
+            why = f"{type(error).__name__}: {error}"
+            return Told({"drop_stale_failed": why}, {p.worker: why for p in order.stale_peers if p.must})
 
     async def open_gate(self, order: MoveOrder, with_plugin: bool) -> str:
         """Let held requests in, and end the drain. Returns what went wrong, or nothing."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from fluidpd.names import Role
+from fluidpd.names import PluginState, Role
 from sidecar.gpu.arena_plan import ArenaMove, Layout
 from sidecar.protocol import Message, PluginHello, Reply
 
@@ -79,6 +79,8 @@ class EngineFacts:
     role: Role | None
     flippable: bool = False
     not_flippable_why: str = ""
+    started_as: Role | None = None
+    radix_cache: bool | None = None  # whether it keeps a prefix cache; None = not known
     max_prefill_chunk_tokens: int | None = None
 
 
@@ -102,6 +104,15 @@ class Engine(Protocol):
     async def prepare_switch(self, role: Role) -> SwitchResult: ...
     async def switch(self, role: Role) -> SwitchResult: ...
     async def probe(self, role: Role) -> Probe: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PluginStanding:
+    """Whether a plugin serves this engine, why not, and what it says it cannot do here."""
+
+    state: PluginState
+    why: str = ""
+    cannot: Mapping[str, str] = field(default_factory=dict)
 
 
 class PluginGone(Exception):

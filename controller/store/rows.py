@@ -11,7 +11,7 @@ from typing import Any
 
 from controller.store.engine import finite
 from fluidpd import record
-from fluidpd.names import Answer, CommandKind, End, Heading, Phase, Role, Trigger, WorkerState
+from fluidpd.names import Answer, CommandKind, End, Heading, Phase, PluginState, Role, Trigger, WorkerState
 
 
 def scope_values(scope: record.Scope) -> dict[str, str]:
@@ -48,6 +48,10 @@ def worker(r: Mapping[str, Any]) -> record.WorkerRow:
         node=r["node"],
         registered_wall_s=r["registered_wall_s"],
         seen_wall_s=r["seen_wall_s"],
+        plugin=PluginState(r["plugin"]) if r["plugin"] else None,
+        plugin_why=r["plugin_why"],
+        cannot=dict(r["cannot"]),
+        prefill_start=r["prefill_start"],
     )
 
 
@@ -157,7 +161,7 @@ def audit(r: Mapping[str, Any]) -> record.AuditRow:
 def status(body: Mapping[str, Any]) -> record.StatusRow:
     """A status written by another version may lack newer fields: their defaults apply, fields it does not know are dropped."""
     known = {k: v for k, v in body.items() if k in record.StatusRow.__dataclass_fields__}
-    for name in ("refusals", "lenders", "engines"):
+    for name in ("refusals", "lenders", "engines", "attention"):
         known[name] = tuple(known.get(name) or ())
     return record.StatusRow(**known)
 

@@ -61,6 +61,10 @@ worker = Table(
     Column("node", String(200), nullable=False),
     _wall("registered_wall_s"),
     _wall("seen_wall_s"),
+    Column("plugin", String(16)),
+    Column("plugin_why", Text, nullable=False, server_default=""),
+    Column("cannot", sa.JSON, nullable=False, server_default="{}"),
+    Column("prefill_start", Text, nullable=False, server_default=""),
 )
 
 decision = Table(

@@ -11,12 +11,22 @@ from dashboard import format as fmt
 from dashboard.pages.facts import Facts
 from fluidpd.names import Mode, WorkerState
 
+MOST_NOTES = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Banner:
     tone: str
     text: str
     since_wall_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something a reader should know in time: short, with the whole of it in the title."""
+
+    text: str
+    title: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +65,9 @@ def chips(f: Facts) -> tuple[Chip, ...]:
     if f.status is not None and f.status.mode == Mode.ADVISORY:
         shown.append(Chip("ADVISORY", "warn", "FluidPD decides and records, and sends nothing."))
     return tuple(shown)
+
+
+def attention(f: Facts) -> tuple[Note, ...]:
+    """Workers of which less can be had than of others. Nothing to wake anybody for: it stands below the answer."""
+    told = f.status.attention if f.status is not None else ()
+    return tuple(Note(fmt.shortened(fmt.capitalised(text), 150), text) for text in told[:MOST_NOTES])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dashboard import format as fmt
-from dashboard.pages.banners import Banner, Chip, banners, chips
+from dashboard.pages.banners import Banner, Chip, Note, attention, banners, chips
 from dashboard.pages.facts import Facts, attainment, count
 from dashboard.pages.figures import Figure, figures
 from dashboard.pages.sentences import refusal_words
@@ -45,6 +45,7 @@ class HeaderView:
     answer: Answer
     figures: tuple[Figure, ...]
     banners: tuple[Banner, ...]
+    attention: tuple[Note, ...]
     is_stale: bool
     is_paused: bool  # an open page shows or hides the resume form by it
     now_wall_s: float
@@ -63,6 +64,7 @@ def view(facts: Facts, is_fragment: bool = False) -> HeaderView:
         answer=answer(facts),
         figures=figures(facts),
         banners=banners(facts),
+        attention=attention(facts),
         is_stale=facts.is_stale,
         is_paused=facts.pause is not None,
         now_wall_s=facts.now_s,

@@ -13,7 +13,7 @@ from dashboard import urls
 from dashboard.pages.lanes import natural
 from dashboard.reading import Records
 from dashboard.urls import Window
-from fluidpd.names import Role, WorkerState
+from fluidpd.names import PluginState, Role, WorkerState
 from fluidpd.record import PinRow, WorkerRow, WorkerSecond
 
 BAD = frozenset({WorkerState.LOST, WorkerState.QUARANTINED})
@@ -37,8 +37,12 @@ class WorkerView:
     pin: str
     pin_href: str
     flippable: str
+    flip_title: str
     is_flippable: bool
     engine: str
+    plugin: str
+    plugin_title: str
+    is_armed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,20 @@ def worker_view(w: WorkerRow, s: WorkerSecond | None, pin: PinRow | None, now_s:
         lends=_lends(s),
         pin=f"{pin.role} until {fmt.minute(pin.expires_wall_s)}, by {pin.actor}: {pin.reason}" if pin else "",
         pin_href=urls.with_query(urls.OVERVIEW, range=window.range, pin=w.name) + "#act-pin",
-        flippable="yes" if w.flippable else w.not_flippable_why or "no: the engine does not say why",
+        flippable="yes" if w.flippable else "no: " + (fmt.shortened(w.not_flippable_why) or "the engine does not say why"),
+        flip_title="" if w.flippable else w.not_flippable_why,
         is_flippable=w.flippable,
         engine=f"{w.engine} {w.engine_version}".strip(),
+        plugin=w.plugin.value if w.plugin else fmt.UNKNOWN,
+        plugin_title=_plugin_title(w),
+        is_armed=w.plugin is PluginState.ARMED,
     )
+
+
+def _plugin_title(w: WorkerRow) -> str:
+    """The whole reason, and what it cannot do: for who looks closer."""
+    cannot = [f"cannot {name}: {why}" for name, why in sorted(w.cannot.items())]
+    return "\n".join([*([w.plugin_why] if w.plugin_why else []), *cannot])
 
 
 def _heard_wall_s(w: WorkerRow, s: WorkerSecond | None) -> float:

@@ -129,6 +129,29 @@ def _flippable(c: Case) -> Refusal | None:
     return None
 
 
+_HOLDS_ENTRIES = frozenset(WorkerState) - {WorkerState.LOST, WorkerState.QUARANTINED, WorkerState.GONE}
+
+
+def _stale_bootstrap(c: Case) -> Refusal | None:
+    """A decode worker keeps for ever what it learnt of a prefill worker, and would hang on one that went away and came back."""
+    if c.flip.to_role is not Role.PREFILL or not c.worker.known_as_prefill:
+        return None
+    holding = [
+        w.name
+        for w in c.snapshot.workers
+        if w.role is Role.DECODE and w.name != c.worker.name and not w.can_drop_stale and w.state in _HOLDS_ENTRIES
+    ]
+    if not holding:
+        return None
+    named = ", ".join(holding[:3]) + (f" and {len(holding) - 3} more" if len(holding) > 3 else "")
+    return c.refuse(
+        Rule.PEERS_HOLD_STALE_BOOTSTRAP,
+        f"was a prefill worker before, and {named} cannot forget its old address: requests would hang; "
+        "give every decode worker the plugin, or restart this one's engine",
+        peers=len(holding),
+    )
+
+
 def _concurrent(c: Case) -> Refusal | None:
     if len(c.snapshot.open_moves) >= c.settings.max_concurrent:
         return c.refuse(
@@ -231,6 +254,7 @@ GUARDS: tuple[tuple[Callable[[Case], Refusal | None], frozenset[Trigger], bool],
     (_backoff, _PERSONS, True),
     (_residence, _NOT_AUTO, True),
     (_budget, _NOT_AUTO, True),
+    (_stale_bootstrap, frozenset(), False),  # late in the list, as it looks at every worker
     (_survivors, frozenset({Trigger.PIN}), True),
 )
 

@@ -1,7 +1,8 @@
 """Pairing of the two halves of a request, across processes, as SGLang's bootstrap rooms do it: JSON lines over TCP.
 
 A decode worker keeps one connection to each prefill worker it has rooms with. It says when a room's KV space is there; the
-prefill worker answers with the KV. Either half may come first. Never looks into a model: what is heard goes to the callbacks.
+prefill worker answers with the KV. Either half may come first. A prefill worker's end also answers the GETs of SGLang's bootstrap
+server by which FluidPD asks whose it is. Never looks into a model: what is heard goes to the callbacks.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ def _line(message: dict[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
+def _answer(status: str, kind: str, body: str) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return (head + body).encode()
+
+
 class _Remembered:
     """The last few thousand rooms and what is known of each; the oldest is forgotten first."""
 
@@ -67,7 +73,9 @@ class _Remembered:
 class BootstrapServer:
     """A prefill worker's end. It listens in either role, since roles change and the address does not."""
 
-    def __init__(self, outside: PrefillSide) -> None:
+    def __init__(self, outside: PrefillSide, http_port: int = 0) -> None:
+        self.is_registered = False  # a prefill worker has used it; as on the real one that stays, whatever role comes after
+        self._http_port = http_port
         self._outside = outside
         self._homes: dict[int, asyncio.StreamWriter] = {}  # room -> the decode worker that is ready for it
         self._dead = _Remembered()  # rooms whose decode half failed before the prefill half came
@@ -118,6 +126,10 @@ class BootstrapServer:
             if self._is_stopped:
                 return  # it was accepted while the server closed
             while raw := await reader.readline():
+                if raw.startswith(b"GET "):
+                    writer.write(self._http(raw.split()[1].decode("latin-1")))
+                    await writer.drain()
+                    return
                 self._heard(json.loads(raw), writer)
         except OSError:
             pass  # a peer that died has lost its connection; its rooms are freed below
@@ -129,6 +141,21 @@ class BootstrapServer:
             for room in [r for r, home in self._homes.items() if home is writer]:
                 del self._homes[room]
                 self._outside.room_failed(room, "Lost connection with decode")
+
+    def _http(self, target: str) -> bytes:
+        """One GET of SGLang's bootstrap server: /health, and /route for any rank."""
+        path = target.partition("?")[0]
+        if path == "/health":
+            return _answer("200 OK", "text/plain", "OK")
+        if path != "/route":
+            return _answer("404 Not Found", "text/plain", "404: Not Found")
+        if not self.is_registered:
+            return _answer(
+                "503 Service Unavailable", "text/plain", "Prefill server not fully registered yet (0 workers registered)."
+            )
+        sizes = {"attn_tp_size": 1, "attn_cp_size": 1, "dp_size": 1, "pp_size": 1, "page_size": 64}
+        rest = {"kv_cache_dtype": "auto", "follow_bootstrap_room": True, "decode_allocation_policy": "early"}
+        return _answer("200 OK", "application/json", json.dumps({**sizes, **rest, "prefill_http_port": self._http_port}))
 
     def _heard(self, message: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if "ready" in message:

@@ -90,6 +90,7 @@ class Engine:
         self.by_job: dict[Job, Generation] = {}
         self.outside: Outside | None = None
         self.extra_step_s = 0.0  # POST /slow_down
+        self.is_paused = False  # POST /pause_generation
         self._noise = random.Random(f"{seed}/{name}")
         self._noise_share = noise_share
         self._wake = asyncio.Event()
@@ -195,7 +196,7 @@ class Engine:
                 start, self.meter.restarts, self.meter.jumped = now, self.meter.restarts + 1, True
             if self.outside is not None:
                 self.outside.boundary(start)
-            planned = self.model.plan(start)
+            planned = None if self.is_paused else self.model.plan(start)
             self._drain()
             if planned is None:
                 due = None

@@ -160,6 +160,10 @@ class Handoffs:
             return
         relay.heard()
         gen = relay.gen
+        if message.finish is not None and message.finish.get("type") == "abort":
+            # The peer could not go on; the client must not see it. Only a client's own leaving ends a moved generation early.
+            self.failed(message.id, str(message.finish.get("message") or "the peer ended it"))
+            return
         if message.start > gen.produced:
             self._send(RelayGone(id=message.id))
             self.failed(message.id, f"tokens {gen.produced} to {message.start} are missing")

@@ -6,7 +6,7 @@ Never hides what it is: every answer carries x-fluidpd-engine: emulated.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qs
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -33,6 +33,10 @@ _TEXT = {"/generate": Api.GENERATE, "/v1/completions": Api.COMPLETIONS, "/v1/cha
 class AbortBody(BaseModel):
     rid: str = ""
     abort_all: bool = False
+
+
+class PauseBody(BaseModel):
+    mode: Literal["abort", "retract", "in_place"] = "abort"
 
 
 class SlowBody(BaseModel):
@@ -62,9 +66,13 @@ class Surface:
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/health"): self._health,
             ("GET", "/health_generate"): self._health_generate,
+            ("GET", "/ready"): self._ready,
+            ("GET", "/ping"): self._health,
             ("GET", "/metrics"): self._page,
             ("POST", "/pd_role_switch"): self._switch,
             ("POST", "/abort_request"): self._abort,
+            ("POST", "/pause_generation"): self._pause,
+            ("POST", "/continue_generation"): self._go_on,
             ("GET", "/flush_cache"): self._flush,
             ("POST", "/flush_cache"): self._flush,
             ("POST", "/slow_down"): self._slow_down,
@@ -107,6 +115,9 @@ class Surface:
     async def _health_generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, 200 if self._worker.switch.state == "serving" else 503, b"")
 
+    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, 503 if self._worker.switch.is_unhealthy or self._worker.engine.is_paused else 200, b"")
+
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, 200, self._metrics.text(), CONTENT_TYPE_LATEST.encode())
 
@@ -122,6 +133,20 @@ class Surface:
         for gen in [g for g in self._worker.open if body.abort_all or (body.rid and g.rid == body.rid)]:
             self._worker.abort_asked(gen)
         await answer(send, 200, b"")
+
+    async def _pause(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # What runs stands still where it is, in each mode that keeps it; the real one's "retract" also gives its KV back.
+        if _read(PauseBody, await read_body(receive)).mode == "abort":
+            for gen in list(self._worker.open):
+                self._worker.abort_asked(gen)
+        self._worker.engine.is_paused = True
+        await answer_json(send, 200, {"message": "Generation paused successfully.", "status": "ok"})
+
+    async def _go_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        parse_json(await read_body(receive))
+        self._worker.engine.is_paused = False
+        self._worker.engine.wake()
+        await answer_json(send, 200, {"message": "Generation continued successfully.", "status": "ok"})
 
     async def _flush(self, scope: Scope, receive: Receive, send: Send) -> None:
         # There is no prefix cache here; as on the real one only an idle worker says that it was flushed.

@@ -92,7 +92,8 @@ class EmulatedWorker:
         self.tally = Tally()
         self.plugin: PluginPort = NoPlugin()
         self.switch = RoleSwitch(self.engine, settings.switch_s, f"{settings.seed}/{spec.name}/switch", self._changed)
-        self.bootstrap = BootstrapServer(self)
+        self.bootstrap = BootstrapServer(self, spec.port)
+        self.bootstrap.is_registered = spec.role is Role.PREFILL
         self.links = BootstrapLinks(spec.name, self, settings.peer_patience_s)
         self.halves: dict[int, Generation] = {}
         self.open: dict[Generation, None] = {}
@@ -285,6 +286,7 @@ class EmulatedWorker:
         return {"moves": float(done.moves), "bytes": float(done.bytes), "took_s": done.took_s}
 
     def _changed(self) -> None:
+        self.bootstrap.is_registered |= self.role is Role.PREFILL
         self.plugin.changed()
 
     def close(self) -> None:

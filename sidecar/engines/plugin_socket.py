@@ -19,12 +19,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sidecar.ports import PluginGone
+from fluidpd.names import PluginState
+from sidecar.ports import PluginGone, PluginStanding
 from sidecar.protocol import (
+    CAN_ADOPT,
+    CAN_BORROW,
     CAN_DROP_STALE,
+    CAN_GIVE,
     CAN_HANDOFF,
     CAN_HOLD,
     CAN_REMAP,
+    CAN_SAMPLE,
     FROM_PLUGIN,
     MAX_LINE_BYTES,
     PLUGIN_PROTOCOL,
@@ -49,6 +54,11 @@ _ORDER_NEEDS = {
 }
 _OF_ALL_PARTS = ("drain", "undrain", "open_gate")
 _PARTS = ("all", "scheduler", "http")
+_PART_OF = {  # which part of a plugin in two processes serves what
+    "http": (CAN_HANDOFF, CAN_ADOPT, CAN_HOLD),
+    "scheduler": (CAN_SAMPLE, CAN_BORROW, CAN_GIVE, CAN_DROP_STALE),
+}
+_WHY_CHARS = 300
 _UNSENT_LIMIT_BYTES = 32 * 1024 * 1024
 _HELLO_WITHIN_S = 5.0
 
@@ -119,6 +129,22 @@ class PluginSocket:
     @property
     def capabilities(self) -> tuple[str, ...]:
         return tuple(sorted({c for connection in self._connections.values() for c in connection.hello.capabilities}))
+
+    @property
+    def standing(self) -> PluginStanding:
+        """In words for people: a capability is only ever what some part states."""
+        if not self._connections:
+            return PluginStanding(PluginState.MISSING, (self.refused_why or f"none is connected to {self.path}")[:_WHY_CHARS])
+        hellos = [connection.hello for connection in self._connections.values()]
+        disarmed = next((h.disarmed_why for h in hellos if h.disarmed_why), "")
+        if disarmed:
+            return PluginStanding(PluginState.DISARMED, disarmed[:_WHY_CHARS])
+        cannot = {name: why[:_WHY_CHARS] for h in hellos for name, why in h.cannot.items()}
+        if "all" not in self._connections:
+            for part in _PART_OF.keys() - self._connections.keys():
+                cannot |= dict.fromkeys(_PART_OF[part], f"the plugin's part {part} is not connected")
+        able = self.capabilities
+        return PluginStanding(PluginState.ARMED, cannot={name: why for name, why in cannot.items() if name not in able})
 
     def can(self, capability: str) -> bool:
         return self._able(capability) is not None

@@ -30,6 +30,7 @@ _LASTING = re.compile(
     re.IGNORECASE,
 )
 _PAGE_AGE_S = 0.5
+_ANY_RANK = {"prefill_dp_rank": -1, "prefill_cp_rank": -1, "target_tp_rank": -1, "target_pp_rank": -1}
 _PROBE_HEADER = {"X-FluidPD-Probe": "1"}
 
 
@@ -94,7 +95,8 @@ class SglangEngine:
             return None
         if not isinstance(info, dict):
             return None
-        why = _why_not_flippable(info, self._name)
+        why = why_not_flippable(info, self._bootstrap)
+        radix = info.get("disable_radix_cache")
         chunk = info.get("chunked_prefill_size")
         role = _role_now(info)
         return EngineFacts(
@@ -104,6 +106,8 @@ class SglangEngine:
             role=role,
             flippable=not why,
             not_flippable_why=why,
+            started_as=_role(info.get("disaggregation_mode")),
+            radix_cache=not radix if isinstance(radix, bool) else None,
             max_prefill_chunk_tokens=chunk if isinstance(chunk, int) and chunk > 0 else None,
         )
 
@@ -119,8 +123,10 @@ class SglangEngine:
                 role = _role_now(await self._json("/server_info"))
             answer = await self._client.get("/health", timeout=max(2.0, self._timeout_s))
         except (httpx.HTTPError, Unreadable) as error:
-            return Look(reachable=True, role=role, detail=f"/health: {_text(error)}")
-        return Look(reachable=True, healthy=answer.status_code == 200, role=role, detail=f"/health answered {answer.status_code}")
+            return Look(reachable=True, role=role, detail=await self._paused() or f"/health: {_text(error)}")
+        if answer.status_code == 200:
+            return Look(reachable=True, healthy=True, role=role, detail="/health answered 200")
+        return Look(reachable=True, role=role, detail=await self._paused() or f"/health answered {answer.status_code}")
 
     async def work_left(self) -> WorkLeft:
         try:
@@ -147,10 +153,50 @@ class SglangEngine:
         return Measured(loads.role, values, tuple(notes))
 
     async def prepare_switch(self, role: Role) -> SwitchResult:
+        """What would be refused, by the engine or by us, before anything drains."""
+        refusal = await self._paused() or (await self._foreign_bootstrap() if role is Role.PREFILL else "")
+        if refusal:
+            return SwitchResult(SwitchAnswer.REFUSED, refusal)
         return await self._post_switch(role, True, min(10.0, self._switch_timeout_s))
 
     async def switch(self, role: Role) -> SwitchResult:
+        if refusal := await self._paused():  # it may have been paused during the drain
+            return SwitchResult(SwitchAnswer.REFUSED, refusal)
         return await self._post_switch(role, False, self._switch_timeout_s)
+
+    async def _paused(self) -> str:
+        """Why a switch would lose requests. A paused engine holds some where no count shows them, and would answer ok."""
+        try:
+            ready = (await self._client.get("/ready", timeout=self._timeout_s)).status_code
+            # /ping is the same without the pause, and a mere flag: /health would wait for a token of the paused engine.
+            alive = (await self._client.get("/ping", timeout=self._timeout_s)).status_code if ready == 503 else ready
+        except httpx.HTTPError:
+            return ""  # an engine that does not answer is the switch's own business
+        if (ready, alive) == (503, 200):
+            return "generation is paused, and a switch would lose the requests that are held: POST /continue_generation first"
+        return ""
+
+    async def _foreign_bootstrap(self) -> str:
+        """Why requests would not find this worker as prefill: its bootstrap server runs in either role, so it answers now."""
+        if not self._bootstrap:
+            return "the sidecar's bootstrap_port is not set, so decode workers could not be paired with it"
+        port = self._bootstrap.rpartition(":")[2]
+        try:
+            answer = await self._client.get(f"http://{self._bootstrap}/route", params=_ANY_RANK, timeout=self._timeout_s)
+        except httpx.HTTPError as error:
+            return f"bootstrap port {port} does not answer ({_text(error)})"
+        if answer.status_code == 503 and "registered" in answer.text:
+            return ""  # a bootstrap server that no prefill worker has used yet
+        try:
+            said = answer.json() if answer.status_code == 200 else None
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            return f"bootstrap port {port} is served by another process: it answered HTTP {answer.status_code}"
+        owner = said.get("prefill_http_port")
+        if owner is not None and owner != self._client.base_url.port:
+            return f"bootstrap port {port} is served by another process: that of the worker on port {owner}"
+        return ""
 
     async def probe(self, role: Role) -> Probe:
         """A positive check of the new kind. Prefill on a real engine: every rank is known to its bootstrap server."""
@@ -170,9 +216,8 @@ class SglangEngine:
         return Probe(answer.status_code == 200, "generate", f"HTTP {answer.status_code}")
 
     async def _probe_bootstrap(self) -> Probe:
-        everything = {"prefill_dp_rank": -1, "prefill_cp_rank": -1, "target_tp_rank": -1, "target_pp_rank": -1}
         try:
-            answer = await self._client.get(f"http://{self._bootstrap}/route", params=everything, timeout=self._timeout_s)
+            answer = await self._client.get(f"http://{self._bootstrap}/route", params=_ANY_RANK, timeout=self._timeout_s)
         except httpx.HTTPError as error:
             return Probe(False, "bootstrap", _text(error))
         return Probe(answer.status_code == 200, "bootstrap", f"HTTP {answer.status_code} {answer.text[:120]}".strip())
@@ -240,17 +285,52 @@ def _role_now(info: dict[str, Any]) -> Role | None:
     """The scheduler's own state: after a switch the top level of /server_info still names the role of the start."""
     states = info.get("internal_states")
     state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
-    said = state.get("disaggregation_mode") or info.get("disaggregation_mode")
+    return _role(state.get("disaggregation_mode") or info.get("disaggregation_mode"))
+
+
+def _role(said: Any) -> Role | None:
     return Role(said) if said in (Role.PREFILL, Role.DECODE) else None
 
 
-def _why_not_flippable(info: dict[str, Any], name: str) -> str:
-    if not info.get("enable_pd_role_switch"):
-        return "the engine was started without --enable-pd-role-switch"
-    backend = str(info.get("disaggregation_transfer_backend") or "")
-    if backend and not backend.startswith(("mooncake", "mori")) and name != "emulated":
-        return f"the transfer backend {backend} has no role switch: use mooncake or mori"
-    return ""
+def _above_one(info: dict[str, Any], name: str) -> bool:
+    size = info.get(name)
+    return isinstance(size, int) and size > 1
+
+
+def why_not_flippable(info: dict[str, Any], bootstrap: str = "") -> str:
+    """What rules a role switch out for as long as this engine runs, by its /server_info; the plainest reason first."""
+    mode, backend = str(info.get("disaggregation_mode") or "null"), str(info.get("disaggregation_transfer_backend") or "")
+    own_port, port = info.get("disaggregation_bootstrap_port"), bootstrap.rpartition(":")[2]
+    a2a, speculative = info.get("moe_a2a_backend") or "none", info.get("speculative_algorithm")
+    rules = (
+        (mode == "null", "the engine does not run in P/D disaggregation mode: start it with --disaggregation-mode"),
+        (
+            not _is_backend_able(backend),
+            f"the transfer backend {backend} has no role switch: use mooncake or mori",
+        ),
+        (_above_one(info, "ep_size"), f"expert parallelism (ep_size {info.get('ep_size')}) is not rebuilt by a role switch"),
+        (a2a != "none", f"MoE all-to-all ({a2a}) is not rebuilt by a role switch"),
+        (_above_one(info, "pp_size"), f"pipeline parallelism (pp_size {info.get('pp_size')}) is not rebuilt by a role switch"),
+        (
+            _above_one(info, "dp_size") or bool(info.get("enable_dp_attention")),
+            f"data parallelism (dp_size {info.get('dp_size')}): a role switch with it is not tested",
+        ),
+        (
+            _above_one(info, "dcp_size"),
+            f"decode context parallelism (dcp_size {info.get('dcp_size')}) is not rebuilt by a role switch",
+        ),
+        (bool(speculative), f"speculative decoding ({speculative}) is not rebuilt by a role switch"),
+        (not info.get("enable_pd_role_switch"), "the engine was started without --enable-pd-role-switch"),
+        (
+            bool(port) and isinstance(own_port, int) and str(own_port) != port,
+            f"the sidecar's bootstrap_port is {port}, the engine's is {own_port}: set both to the same",
+        ),
+    )
+    return next((why for refused, why in rules if refused), "")
+
+
+def _is_backend_able(backend: str) -> bool:
+    return not backend or backend.startswith(("mooncake", "mori"))
 
 
 def _text(error: Exception) -> str:

@@ -100,6 +100,7 @@ class HttpPart:
             boot=BOOT,
             role=self.streams.role or Role.DECODE,
             capabilities=tuple(capabilities),
+            disarmed_why=entry.GUARD.disarmed_why,
         )
 
     def send(self, message: Message) -> bool:

@@ -146,3 +146,26 @@ def test_something_else_on_that_port_is_named_as_such(controller, fluidpd):
 def test_a_controller_that_just_started_is_unavailable_not_broken(controller, fluidpd):
     controller.say("GET", "/status", None)
     assert fluidpd("status").code == 69
+
+
+def test_status_ends_with_what_is_worth_knowing_and_a_probe_does_not_fail_on_it(controller, fluidpd):
+    controller.say(
+        "GET", "/status", fresh(attention=["plugin disarmed on w3: SGLang 9.9 is not tested", "no role change for w2: no flag"])
+    )
+    assert fluidpd("status").out.splitlines()[-2:] == [
+        "attention    plugin disarmed on w3: SGLang 9.9 is not tested",
+        "attention    no role change for w2: no flag",
+    ]
+    controller.say("GET", "/status", fresh(attention=["plugin disarmed on w3: SGLang 9.9 is not tested"]))
+    assert fluidpd("status", "--exit-code").code == 0
+
+
+def test_workers_shows_each_plugin_and_why_one_is_not_armed(controller, fluidpd):
+    base = {"role": "decode", "state": "serving", "engine": "sglang", "engine_version": "0.5.23", "flippable": True}
+    armed, disarmed = {**base, "name": "w1", "plugin": "armed", "plugin_why": ""}, {**base, "name": "w2", "plugin": "disarmed"}
+    rows = [armed, {**disarmed, "plugin_why": "SGLang 9.9 is not tested"}, {**base, "name": "w3"}]
+    controller.say("GET", "/workers", rows)
+    head, first, second, third = fluidpd("workers").out.splitlines()
+    assert head.split()[-3:] == ["ENGINE", "PLUGIN", "FLIPPABLE"]
+    assert "sglang 0.5.23" in first and "armed" in first
+    assert "disarmed: SGLang 9.9 is not tested" in second and " - " in third

@@ -246,7 +246,8 @@ def hello(name: str, role: str = "decode", port: int | None = None, **over: Any)
         "engine_version": "0",
         "engine_boot": "e1",
         "sidecar_boot": "s1",
-        "capabilities": ("borrow", "give", "handoff", "adopt"),
+        "capabilities": ("borrow", "give", "handoff", "adopt", "drop_stale"),
+        "plugin": "armed",
         "flippable": True,
     }
     return Hello.model_validate(facts | over)

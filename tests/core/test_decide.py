@@ -8,12 +8,14 @@ import pytest
 from core_fleets import BURST, again, decode, judge, old_memory, prefill, snapshot, targets, watch
 
 from fluidpd.command import Fence, orders_for
+from fluidpd.decision import Flip, Refusal
 from fluidpd.indices import derive
 from fluidpd.names import Action, Mode, Reason, Role, Rule, Trigger, WorkerState
 from fluidpd.policy.decide import decide
+from fluidpd.policy.guards import refusal_of
 from fluidpd.policy.memory import Memory
 from fluidpd.policy.settings import PolicySettings
-from fluidpd.telemetry import OpenMove, Snapshot
+from fluidpd.telemetry import OpenMove, Snapshot, WorkerView
 
 D = [decode(f"d{i}", batch=2, context=2000, kv_share=0.01) for i in range(1, 7)]
 OVERLOADED = snapshot(prefill("p1", *BURST), prefill("p2", *BURST), *D)
@@ -386,3 +388,54 @@ def test_decided_moves_count_against_the_budget_only_when_they_have_begun() -> N
         assert not decision.flips
         refusals += decision.refusals
     assert {r.rule for r in refusals} == {Rule.FLIP_BUDGET}
+
+
+# ---------------------------------------------------------------- the return leg
+
+
+def returning(*peers: WorkerView, known: bool = True) -> Refusal | None:
+    """What refuses a person's order to bring d1 (back) to prefill, forced."""
+    d1 = decode("d1", batch=2, context=2000, known_as_prefill=known)
+    snap = snapshot(prefill("p1"), d1, *peers)
+    flip = Flip("d1", Role.DECODE, Role.PREFILL, Trigger.MANUAL, forced=True)
+    return refusal_of(snap, derive(snap, targets()), old_memory(), flip, PolicySettings(), snap.now_s, targets())
+
+
+def test_a_worker_that_was_prefill_is_not_brought_back_while_a_decode_worker_cannot_forget_its_old_address() -> None:
+    refusal = returning(decode("d2"), decode("d3", can_drop_stale=False), decode("d4", can_drop_stale=False))
+    assert refusal is not None and refusal.rule is Rule.PEERS_HOLD_STALE_BOOTSTRAP
+    assert "d3, d4" in refusal.detail and refusal.numbers == {"peers": 2}
+
+
+@pytest.mark.parametrize(
+    "state", [WorkerState.WARMING, WorkerState.MOVING, WorkerState.SLOW, WorkerState.STALE, WorkerState.SERVING]
+)
+def test_every_decode_worker_that_may_serve_counts_among_those_that_must_forget(state: WorkerState) -> None:
+    assert returning(decode("d2"), decode("d3", can_drop_stale=False, state=state)) is not None
+
+
+def test_a_worker_that_never_was_prefill_is_known_to_nobody_and_may_go() -> None:
+    assert returning(decode("d2", can_drop_stale=False), known=False) is None
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        pytest.param(decode("d3"), id="can forget"),
+        pytest.param(prefill("p2", can_drop_stale=False), id="is prefill and keeps nothing of others"),
+        pytest.param(decode("d3", can_drop_stale=False, state=WorkerState.LOST), id="is lost"),
+        pytest.param(decode("d3", can_drop_stale=False, state=WorkerState.QUARANTINED), id="is out of the router"),
+    ],
+)
+def test_a_peer_that_holds_nothing_keeps_nobody_from_coming_back(peer: WorkerView) -> None:
+    assert returning(decode("d2"), peer) is None
+
+
+def test_automation_takes_another_worker_where_one_may_not_come_back_and_says_why_where_none_may() -> None:
+    known = [replace(d, known_as_prefill=True, can_drop_stale=False) for d in D]
+    mixed = replace(OVERLOADED, workers=(*OVERLOADED.workers[:2], *known[:-1], replace(known[-1], known_as_prefill=False)))
+    assert {f.worker for f in flips_of(watch(mixed, 1.2))} == {D[-1].name}
+    stuck = replace(OVERLOADED, workers=(*OVERLOADED.workers[:2], *known))
+    decisions = watch(stuck, 1.2)
+    assert flips_of(decisions) == []
+    assert {r.rule for r in decisions[-1].refusals} == {Rule.PEERS_HOLD_STALE_BOOTSTRAP}

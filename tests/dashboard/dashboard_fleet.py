@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dashboard.controller_client import ControllerGone, Problem
-from fluidpd.names import End, Heading, Phase, Reason, Role, Trigger, WorkerState
+from fluidpd.names import End, Heading, Phase, PluginState, Reason, Role, Trigger, WorkerState
 from fluidpd.record import (
     DecisionRow,
     IndexSecond,
@@ -37,6 +37,10 @@ THRESHOLDS = {
 }
 
 
+NO_FLAG = "the engine was started without --enable-pd-role-switch"
+UNTESTED = "SGLang 0.5.24 is not in the tested list (0.5.23), and Scheduler.run_batch takes other parameters than it did"
+
+
 def worker(name: str = "w1", role: Role = Role.DECODE, **over: Any) -> WorkerRow:
     row = WorkerRow(
         name=name,
@@ -56,6 +60,7 @@ def worker(name: str = "w1", role: Role = Role.DECODE, **over: Any) -> WorkerRow
         node="n1",
         registered_wall_s=NOW - 7200,
         seen_wall_s=NOW - 0.05,
+        plugin=PluginState.ARMED,
     )
     return replace(row, **over)
 
@@ -336,8 +341,11 @@ def busy_fleet(wall: Callable[[], float]) -> FakeQueries:
             registered_wall_s=t0 - 7200,
             seen_wall_s=t0 + 10**6,
             flippable=n != "w2",
-            not_flippable_why="started without --enable-pd-role-switch" if n == "w2" else "",
+            not_flippable_why=NO_FLAG if n == "w2" else "",
+            plugin=PluginState.DISARMED if n == "w6" else PluginState.ARMED,
+            plugin_why=UNTESTED if n == "w6" else "",
         )
         for n, r in roles.items()
     )
-    return FakeQueries(wall, status(t0), rows, pins, None, moves, decided, per_second, per_index)
+    attention = (f"plugin disarmed on w6: {UNTESTED}", f"no role change for w2: {NO_FLAG}")
+    return FakeQueries(wall, status(t0, attention=attention), rows, pins, None, moves, decided, per_second, per_index)

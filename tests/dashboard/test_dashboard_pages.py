@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 import httpx
 import pytest
-from dashboard_fleet import NOW, FakeQueries, decision, move, second, status, worker
+from dashboard_fleet import NO_FLAG, NOW, UNTESTED, FakeQueries, decision, move, second, status, worker
 from jinja2 import meta
 
 from dashboard.pages import actions, decisions, facts, header, lanes, overview, pressure, transitions, workers
@@ -13,7 +13,7 @@ from dashboard.pages.overview import PARTS
 from dashboard.rendering import ENVIRONMENT
 from dashboard.security import HEADERS
 from dashboard.urls import Window
-from fluidpd.names import Heading, Phase, Role, WorkerState
+from fluidpd.names import Heading, Phase, PluginState, Role, WorkerState
 from fluidpd.record import PauseRow, PinRow
 
 EVIL = "<script>alert(1)</script>\"'\u202e👩‍🚒" + "x" * 300
@@ -212,3 +212,46 @@ def test_a_lender_counter_that_restarts_counts_from_its_new_start() -> None:
 def test_a_window_clips_what_lies_outside() -> None:
     window = Window("15m", NOW)
     assert (window.share(NOW - 5000), window.share(NOW - 450), window.share(NOW + 5)) == (0.0, 0.5, 1.0)
+
+
+# ---------------------------------------------------------------- plugins, and who may flip
+
+
+async def test_a_plugin_that_is_not_armed_is_said_below_the_answer_and_beside_its_worker(browser: httpx.AsyncClient) -> None:
+    head = (await browser.get("/part/header")).text
+    notes = re.findall(r'<li title="([^"]*)">(.*?)</li>', head, re.S)
+    assert [title for title, _ in notes] == [f"plugin disarmed on w6: {UNTESTED}", f"no role change for w2: {NO_FLAG}"]
+    shown = [text_of(words).strip() for _, words in notes]
+    assert shown[0].startswith("Plugin disarmed on w6: SGLang 0.5.24 is not in the tested list") and len(shown[0]) <= 150
+    assert "banner" not in head  # nobody needs to be woken
+    rows = {
+        r[1]: r[0]
+        for r in re.findall(
+            r'(<tr class="tone[^>]*>.*?<bdi>(w\d)</bdi>.*?</tr>)', (await browser.get("/part/workers")).text, re.S
+        )
+    }
+    assert "emulated 0.5.23" in text_of(rows["w6"]) and "plugin disarmed" in text_of(rows["w6"]) and UNTESTED in rows["w6"]
+    assert "plugin armed" in text_of(rows["w1"]) and UNTESTED not in rows["w1"]
+    assert "no: the engine was started without --enable-pd-role-switch" in text_of(rows["w2"])
+
+
+@pytest.mark.parametrize(
+    ("plugin", "words"), [(None, "plugin unknown"), (PluginState.MISSING, "plugin missing"), (PluginState.ARMED, "plugin armed")]
+)
+def test_every_state_of_a_plugin_has_its_word(plugin: PluginState | None, words: str) -> None:
+    row = worker(plugin=plugin, plugin_why="none is connected to /run/x", cannot={"borrow": "PP", "adopt": "no tokenizer"})
+    view = workers.worker_view(row, None, None, NOW, Window("15m", NOW))
+    assert f"plugin {view.plugin}" == words
+    assert view.plugin_title == "none is connected to /run/x\ncannot adopt: no tokenizer\ncannot borrow: PP"
+
+
+def test_a_long_reason_is_cut_at_a_word_in_the_table_and_whole_in_its_title() -> None:
+    why = "the engine " + "is started without a flag " * 8
+    view = workers.worker_view(worker(flippable=False, not_flippable_why=why), None, None, NOW, Window("15m", NOW))
+    assert view.flippable.endswith(" …") and len(view.flippable) < 80 and view.flip_title == why
+
+
+async def test_what_a_status_says_worth_knowing_cannot_break_the_page(browser: httpx.AsyncClient, queries: FakeQueries) -> None:
+    queries.status_row = status(attention=(f"plugin disarmed on w1: {EVIL}", *(f"note {i}" for i in range(20))))
+    head = (await browser.get("/part/header")).text
+    assert "<script>alert" not in head and head.count("<li ") == 6

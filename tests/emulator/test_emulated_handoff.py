@@ -256,3 +256,18 @@ async def test_a_sidecar_that_dies_leaves_the_streams_whole(tmp_path: Path) -> N
         await tiny.sidecars["j"].stop()
         _, said = await task
         assert said.text == expected_text("alone", 70) and said.done
+
+
+async def test_a_peer_that_aborts_a_generation_gives_it_back_and_the_client_sees_nothing_of_it(tmp_path: Path) -> None:
+    async with fleet_with_sidecars(ROLES, tmp_path) as (f, tiny):
+        tiny.peers = {"j": ["k"]}
+        task = asyncio.create_task(f.both("p", "j", "given back", 90))
+        await until(lambda: running(f, "j"))
+        await tiny.sidecars["j"].order("drain", role="decode")
+        await until(lambda: running(f, "k", 15))
+        await f.post("k", "/abort_request", {"abort_all": True})
+        _, said = await task
+        assert [m["finish"]["type"] for m in tiny.sidecars["k"].of("tokens") if m["finish"]] == ["abort"]  # it did happen
+        assert said.text == expected_text("given back", 90) and said.done and len(said.chunks) == 90
+        assert f.worker("j").plugin.reports()["handoffs_taken_home"] == 1
+        await until(lambda: clean(f))

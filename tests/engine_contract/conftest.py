@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "emulator"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "sglang"))
 
-from contract_pair import Pair, Worker
+from contract_pair import Pair, Worker, until
+from contract_plugins import CarryingSidecar, Side, Trio
 from emulator_fleet import fleet
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -90,3 +92,74 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
             yield pair
             await pair.close()
             await pair.settle()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A real worker with a plugin, and the stand-in for its sidecar."""
+
+    worker: Worker
+    sidecar: CarryingSidecar
+
+
+@pytest.fixture(scope="session")
+def real_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Started, ...]]:
+    """One real prefill and two real decode workers with the plugin, and stand-in sidecars."""
+    from real_environment import NoEnvironment, environment
+    from real_fleet import RealFleet, RealSpec
+
+    try:
+        made = environment()
+    except NoEnvironment as problem:
+        pytest.skip(str(problem))
+    flags = {"*": "--incremental-streaming-output --chunked-prefill-size 256"}
+    spec = RealSpec(prefill=1, decode=2, control=False, router=False, sidecars=False, flags=flags)
+    fleet_of_three = RealFleet(spec, made, tmp_path_factory.mktemp("trio"))
+    started = tuple(
+        Started(Worker(w.url, w.bootstrap_port), CarryingSidecar(w.name, fleet_of_three.socket(w), w.bootstrap))
+        for w in fleet_of_three.workers
+    )
+    try:
+        fleet_of_three.start()
+        yield started
+    finally:
+        fleet_of_three.stop()
+        for one in started:
+            one.sidecar.close()
+
+
+@pytest.fixture(params=["emulator", pytest.param("sglang", marks=pytest.mark.sglang)])
+async def trio(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Trio]:
+    """One prefill and two decode workers with plugins, every part of which has said hello and sampled."""
+    async with httpx.AsyncClient(timeout=40, trust_env=False) as client:
+        if request.param == "sglang":
+            started: tuple[Started, ...] = request.getfixturevalue("real_trio")
+            sides = [Side(one.worker, one.sidecar) for one in started]
+            yield await _trio("sglang", sides, client)
+            return
+        names = {"p": "prefill", "d": "decode", "k": "decode"}
+        sidecars = {name: CarryingSidecar(name, tmp_path / f"{name}.sock", "") for name in names}
+        try:
+            async with fleet(names, tmp_path, kv_capacity_tokens=KV_TOKENS, max_running=16, prefill_chunk_tokens=256) as f:
+                workers = [Worker(f.url(name), f.worker(name).spec.bootstrap_port) for name in names]
+                yield await _trio("emulator", [Side(w, sidecars[n]) for n, w in zip(names, workers, strict=True)], client)
+        finally:
+            for sidecar in sidecars.values():
+                sidecar.close()
+
+
+async def _trio(name: str, sides: list[Side], client: httpx.AsyncClient) -> Trio:
+    found = Trio(Pair(name, sides[0].worker, sides[1].worker, client), *sides)
+
+    async def speak() -> bool:
+        return all(side.sidecar.samples_total and len(side.sidecar.parts) in (1, 2) for side in sides)
+
+    await until(speak, 30)
+    if name == "sglang":
+        await until(lambda: _both_parts(sides), 30)
+    await found.settle()
+    return found
+
+
+async def _both_parts(sides: list[Side]) -> bool:
+    return all(len(side.sidecar.parts) == 2 for side in sides)

@@ -14,14 +14,14 @@ from typing import Any
 
 from websockets.asyncio.server import ServerConnection, serve
 
-from fluidpd.command import CancelMove, Command, HandoffPeer, MoveOrder, PhaseReport, StepDone
+from fluidpd.command import CancelMove, Command, HandoffPeer, MoveOrder, PhaseReport, StalePeer, StepDone
 from fluidpd.names import Mode, Role, Trigger
 from fluidpd.telemetry import Hello, Welcome
 from fluidpd.transition import START, Effect, Event, IllegalMove, Move, step
 from sidecar.clock import Clock
 from sidecar.driver import Driver
 from sidecar.journal import Journal
-from sidecar.phases import Phases
+from sidecar.phases import Phases, Told
 from sidecar.ports import EngineFacts, Look, Measured, PluginGone, Probe, SwitchAnswer, SwitchResult, WorkLeft
 from sidecar.protocol import (
     TO_PLUGIN,
@@ -246,7 +246,11 @@ def command(body: Any, id_: str = "c1", worker: str = "w1", incarnation: int = 1
 
 
 def move_order(
-    move_id: str = "m1", to: Role = Role.PREFILL, drain_deadline_s: float = 1.0, peers: tuple[HandoffPeer, ...] = ()
+    move_id: str = "m1",
+    to: Role = Role.PREFILL,
+    drain_deadline_s: float = 1.0,
+    peers: tuple[HandoffPeer, ...] = (),
+    stale: tuple[StalePeer, ...] = (),
 ) -> MoveOrder:
     return MoveOrder(
         move_id=move_id,
@@ -255,6 +259,7 @@ def move_order(
         trigger=Trigger.AUTO,
         drain_deadline_s=drain_deadline_s,
         handoff_peers=peers,
+        stale_peers=stale,
     )
 
 
@@ -278,14 +283,16 @@ class Rig:
         self.limits = QUICK
         self.not_flippable: list[str] = []
         self.dropped: list[str] = []
+        self.untold: deque[dict[str, str]] = deque()  # what each telling of the peers leaves undone, and why
         self.driver = self._driver()
 
     def _driver(self) -> Driver:
         self.journal = Journal.open(self.directory)
 
-        async def drop_stale(order: MoveOrder) -> dict[str, Any]:
+        async def drop_stale(order: MoveOrder) -> Told:
             self.dropped.append(order.move_id)
-            return {"drop_stale_told": 1}
+            missing = self.untold.popleft() if self.untold else {}
+            return Told({"drop_stale_told": 1}, missing)
 
         phases = Phases(
             self.engine,

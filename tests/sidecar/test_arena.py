@@ -6,11 +6,12 @@ import mmap
 from collections.abc import Iterator
 
 import pytest
+from arena_fakes import FailingPages
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fluidpd.names import Role
-from sidecar.gpu.arena_memfd import KernelPages, MappingFailed, MemfdArena
+from sidecar.gpu.arena_memfd import MappingFailed, MemfdArena
 from sidecar.gpu.arena_plan import ArenaMove, BrokenLayout, Layout, Range, Shapes, check, moved, plan
 
 SHARES = st.floats(0.01, 0.99)
@@ -78,27 +79,6 @@ def test_addresses_outside_a_range_are_refused_rather_than_touched(arena: MemfdA
         arena.read(Range.KV, 9 * BLOCK - 1, 2)
     with pytest.raises(ValueError, match="outside"):
         arena.write(Range.SCRATCH, -1, b"x")
-
-
-class FailingPages(KernelPages):
-    """Fails at its n-th mapping or unmapping after it was armed."""
-
-    left: int | None = None
-
-    def _spend(self) -> None:
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
-                self.left = None
-                raise MappingFailed(12, "out of memory")
-
-    def map_block(self, address: int, fd: int, offset: int, length: int) -> None:
-        self._spend()
-        super().map_block(address, fd, offset, length)
-
-    def unmap_block(self, address: int, length: int) -> None:
-        self._spend()
-        super().unmap_block(address, length)
 
 
 @pytest.mark.parametrize("at", range(10))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from arena_fakes import FailingPages
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -350,25 +351,7 @@ def test_a_memfd_arena_that_cannot_start_leaves_no_descriptor_and_no_range() -> 
 
 @given(st.integers(2, 20), st.data())
 def test_memfd_moves_stopped_anywhere_leave_contents_and_layout(blocks: int, data: st.DataObject) -> None:
-    class Failing(KernelPages):
-        left: int | None = None
-
-        def _spend(self) -> None:
-            if self.left is not None:
-                self.left -= 1
-                if self.left < 0:
-                    self.left = None
-                    raise MappingFailed(12, "out of memory")
-
-        def map_block(self, address: int, fd: int, offset: int, length: int) -> None:
-            self._spend()
-            super().map_block(address, fd, offset, length)
-
-        def unmap_block(self, address: int, length: int) -> None:
-            self._spend()
-            super().unmap_block(address, length)
-
-    pages = Failing()
+    pages = FailingPages()
     arena = MemfdArena((blocks - 1) * PAGE, PAGE, PAGE, pages=pages)
     mark(arena)
     before = arena.layout

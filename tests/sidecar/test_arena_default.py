@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sidecar_fakes import ALL_CAPABILITIES, FakeEngine, FakePlugin, move_order
@@ -14,13 +12,13 @@ from fluidpd.command import MoveOrder
 from fluidpd.names import Role
 from fluidpd.transition import Event
 from sidecar.clock import Clock
-from sidecar.phases import Phases
+from sidecar.phases import Phases, Told
 from sidecar.protocol import CAN_REMAP
 from sidecar.settings import PhaseLimits
 
 
-async def nothing(order: MoveOrder) -> Mapping[str, Any]:
-    return {}
+async def nothing(order: MoveOrder) -> Told:
+    return Told()
 
 
 @pytest.mark.parametrize("connected", [True, False])

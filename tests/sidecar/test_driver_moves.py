@@ -9,9 +9,11 @@ from collections.abc import Callable
 import pytest
 from sidecar_fakes import Bomb, FakeEngine, FakePlugin, Rig, cancel, command, move_order
 
+from fluidpd.command import StalePeer
 from fluidpd.names import Answer, End, Heading, Phase, Role
 from fluidpd.transition import Event
 from sidecar.clock import Clock
+from sidecar.phases import Told
 from sidecar.ports import SwitchAnswer, SwitchResult
 from sidecar.protocol import Reply
 
@@ -274,10 +276,63 @@ async def test_a_defect_in_an_effect_still_ends_in_a_named_place(make_rig: MakeR
 async def test_a_verified_engine_is_done_whatever_comes_of_telling_its_peers(make_rig: MakeRig) -> None:
     rig = make_rig()
 
-    async def broken(order: object) -> dict[str, object]:
+    async def broken(order: object) -> Told:
         raise KeyError("oh")
 
     rig.driver._phases._drop_stale = broken
     controller = await rig.run()
     assert controller.move.end is End.DONE and controller.in_router is Role.PREFILL
     assert "KeyError" in controller.reports[-1].numbers["drop_stale_failed"]
+
+
+MUST = (StalePeer(worker="d2", sidecar_url="http://127.0.0.1:9", must=True),)
+
+
+async def test_a_worker_that_comes_back_to_prefill_has_its_peers_forget_it_before_it_drains_and_again_before_it_is_verified(
+    make_rig: MakeRig,
+) -> None:
+    rig = make_rig(stale=MUST)
+    controller = await rig.run()
+    assert controller.move.end is End.DONE and rig.dropped == ["m1", "m1"]
+
+
+async def test_a_peer_that_cannot_forget_refuses_the_move_before_anything_is_drained(make_rig: MakeRig) -> None:
+    rig = make_rig(stale=MUST)
+    rig.untold.append({"d2": "its plugin did not"})
+    controller = await rig.run()
+    assert controller.move.end is End.CANCELLED and controller.in_router is Role.DECODE and rig.plugin.log == []
+    assert controller.reports[0].detail == "peers_hold_stale_bootstrap: d2: its plugin did not"
+
+
+async def test_a_peer_that_forgets_only_at_the_third_asking_is_waited_for_in_verify(make_rig: MakeRig) -> None:
+    rig = make_rig(stale=MUST)
+    silent = {"d2": "its sidecar does not answer"}
+    rig.untold.extend([{}, silent, silent])
+    controller = await rig.run()
+    assert controller.move.end is End.DONE and len(rig.dropped) == 4
+
+
+async def test_a_peer_that_never_forgets_keeps_a_new_prefill_worker_out_of_the_router_and_says_why(make_rig: MakeRig) -> None:
+    rig = make_rig(stale=MUST)
+    rig.untold.extend([{}, *[{"d2": "its sidecar does not answer"}] * 10_000])
+    controller = await rig.run()
+    assert controller.move.end is End.QUARANTINED and controller.in_router is None
+    assert "peers_hold_stale_bootstrap: d2: its sidecar does not answer" in controller.reports[-1].detail
+
+
+async def test_a_worker_that_leaves_prefill_is_not_kept_by_a_peer_that_was_not_told(make_rig: MakeRig) -> None:
+    rig = make_rig(engine=FakeEngine(role=Role.PREFILL), to=Role.DECODE)
+    rig.untold.append({"d2": "its sidecar does not answer"})
+    controller = await rig.run()
+    assert controller.move.end is End.DONE and rig.dropped == ["m1"]
+
+
+async def test_a_defect_in_telling_a_peer_that_had_to_be_told_counts_as_not_told(make_rig: MakeRig) -> None:
+    rig = make_rig(stale=MUST)
+
+    async def broken(order: object) -> Told:
+        raise KeyError("oh")
+
+    rig.driver._phases._drop_stale = broken
+    controller = await rig.run()
+    assert controller.move.end is End.CANCELLED and "KeyError" in controller.reports[0].detail

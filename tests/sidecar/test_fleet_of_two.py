@@ -15,12 +15,12 @@ import pytest
 import uvicorn
 from sidecar_fakes import FakeController, FakeEngine, SocketPlugin, command, move_order, state_of, text_of
 
-from fluidpd.command import GrantTerms, HandoffPeer, PrefillPeer
+from fluidpd.command import GrantTerms, HandoffPeer, PrefillPeer, StalePeer
 from fluidpd.names import Answer, End, Role
 from sidecar.app import Sidecar
 from sidecar.clock import Clock
 from sidecar.peers import SIDECAR_HEADER
-from sidecar.ports import SwitchAnswer, SwitchResult
+from sidecar.ports import EngineFacts, SwitchAnswer, SwitchResult
 from sidecar.protocol import AdoptAnswer, ClaimAnswer, ClaimWanted, HandoffWanted, Order, PluginSample, RelayGone, Reply, Tokens
 from sidecar.routes import create_app
 from sidecar.serve import _listen, _Server
@@ -344,7 +344,8 @@ async def test_after_a_flip_peers_drop_what_they_cached(tmp_path: Path) -> None:
             peers=(HandoffPeer(worker="p1", sidecar_url=peer.url), HandoffPeer(worker="gone", sidecar_url="http://127.0.0.1:9"))
         )
         told = await leaving.sidecar.stale.tell_peers(order)
-        assert told == {"drop_stale_told": 1, "drop_stale_failed": "gone"}
+        assert told.numbers["drop_stale_told"] == 1 and told.numbers["drop_stale_failed"].startswith("gone: its sidecar does not")
+        assert told.missing == {}  # nobody had to
         (dropped,) = await peer.plugin.wait("order")
         assert (dropped.what, dropped.bootstrap) == ("drop_stale", "d1.test:40000")
 
@@ -358,7 +359,43 @@ async def test_an_address_in_a_header_that_cannot_be_called_is_not_kept_and_spoi
             assert answer.status_code == 200
         assert it.sidecar.peers.known == ()
         order = move_order(peers=(HandoffPeer(worker="wrong", sidecar_url="http://127.0.0.1:abc"),))
-        assert await it.sidecar.stale.tell_peers(order) == {"drop_stale_told": 0, "drop_stale_failed": "wrong"}
+        told = await it.sidecar.stale.tell_peers(order)
+        assert told.numbers["drop_stale_told"] == 0 and told.numbers["drop_stale_failed"].startswith("wrong: ")
+
+
+async def test_every_sidecar_the_controller_names_is_told_once_and_one_that_had_to_be_is_named_with_why(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (leaving, peer), one(tmp_path, "d2", Role.DECODE) as without:
+        asked: list[Any] = []
+
+        def react(message: Any) -> None:
+            if isinstance(message, Order):
+                asked.append(message)
+                peer.plugin.say(Reply(id=message.id, ok=True))
+
+        peer.plugin.react = react
+        await without.plugin.close()  # its sidecar is there, and no plugin that could forget anything
+        named = StalePeer(worker="p1", sidecar_url=peer.url, must=True)
+        told = await leaving.sidecar.stale.tell_peers(
+            move_order(
+                peers=(HandoffPeer(worker="p1", sidecar_url=peer.url),),
+                stale=(
+                    named,
+                    StalePeer(worker="d2", sidecar_url=without.url, must=True),
+                    StalePeer(worker="gone", sidecar_url="http://127.0.0.1:9"),
+                ),
+            )
+        )
+        assert [a.what for a in asked] == ["drop_stale"] and told.numbers["drop_stale_told"] == 1
+        assert told.missing == {"d2": "its plugin did not"}
+        assert "d2: its plugin did not" in told.numbers["drop_stale_failed"] and "gone: " in told.numbers["drop_stale_failed"]
+        assert str(told) == "peers_hold_stale_bootstrap: d2: its plugin did not"
+
+
+async def test_a_worker_without_a_bootstrap_port_tells_nobody_and_says_so_where_somebody_had_to_be_told(tmp_path: Path) -> None:
+    async with one(tmp_path, "d1", Role.DECODE, bootstrap_port=None) as it:
+        order = move_order(stale=(StalePeer(worker="d2", sidecar_url="http://127.0.0.1:9", must=True),))
+        told = await it.sidecar.stale.tell_peers(order)
+        assert told.numbers == {} and "bootstrap_port is not set" in told.missing["d2"]
 
 
 async def test_a_claim_at_an_address_that_cannot_be_called_is_still_answered(tmp_path: Path) -> None:
@@ -494,3 +531,53 @@ async def test_a_full_disk_does_not_cut_a_worker_off_from_a_controller_that_rest
         it.sidecar._ask_facts.set()
         await controller.until(lambda: not it.sidecar.degraded())
         assert journal.facts.incarnation == incarnation
+
+
+@pytest.mark.parametrize(
+    ("hello", "capabilities", "state", "words"),
+    [
+        pytest.param({"disarmed_why": "SGLang 9.9 is not tested"}, (), "disarmed", "SGLang 9.9 is not tested", id="disarmed"),
+        pytest.param(None, (), "missing", "none is connected to", id="missing"),
+    ],
+)
+async def test_a_plugin_that_is_not_armed_is_said_everywhere_and_the_worker_stays_live(
+    tmp_path: Path, hello: dict[str, str] | None, capabilities: tuple[str, ...], state: str, words: str
+) -> None:
+    async with FakeController() as controller, one(tmp_path, "d1", Role.DECODE, controller.url) as it:
+        await it.plugin.close()
+        if hello is not None:
+            it.plugin.capabilities = capabilities
+            await it.plugin.connect(**hello)
+        it.sidecar._started_s -= 2  # a plugin that never came is not waited for any longer
+        await controller.until(lambda: bool(controller.hellos) and controller.hellos[-1].plugin == state)
+        said = controller.hellos[-1]
+        assert words in said.plugin_why and said.capabilities == ()
+        async with httpx.AsyncClient(base_url=it.url) as client:
+            health = (await client.get("/healthz")).json()
+            assert health["status"] == "degraded" and any(r.startswith(f"plugin {state}: ") for r in health["reasons"])
+            assert (await client.get("/healthz/live")).status_code == 200
+            found = (await client.get("/state")).json()["plugin"]
+            assert (found["state"], found["capabilities"]) == (state, []) and words in found["why"]
+            assert "fluidpd_sidecar_plugin_armed 0.0" in (await client.get("/metrics")).text
+
+
+async def test_an_engine_that_cannot_flip_and_what_it_is_started_with_are_said_everywhere(tmp_path: Path) -> None:
+    async with FakeController() as controller, one(tmp_path, "d1", Role.DECODE, controller.url) as it:
+        await controller.until(lambda: bool(controller.hellos))
+        engine: Any = it.sidecar.engine
+
+        async def facts() -> EngineFacts:
+            why = "speculative decoding (EAGLE) is not rebuilt by a role switch"
+            return EngineFacts("sglang", "0.5.23", "b9", Role.DECODE, False, why, started_as=Role.PREFILL, radix_cache=True)
+
+        engine.facts = facts
+        it.sidecar._ask_facts.set()
+        await controller.until(lambda: bool(controller.samples) and controller.samples[-1]["flippable"] is False)
+        await it.plugin.close()  # it says hello anew
+        await controller.until(lambda: controller.hellos[-1].plugin == "missing")
+        said = controller.hellos[-1]
+        assert (said.flippable, said.started_as, said.radix_cache, said.engine_start) == (False, Role.PREFILL, True, "b9")
+        async with httpx.AsyncClient(base_url=it.url) as client:
+            reasons = (await client.get("/healthz")).json()["reasons"]
+            assert "not flippable: speculative decoding (EAGLE) is not rebuilt by a role switch" in reasons
+            assert "fluidpd_sidecar_flippable 0.0" in (await client.get("/metrics")).text

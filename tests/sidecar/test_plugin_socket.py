@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from sidecar_fakes import SocketPlugin
 
-from fluidpd.names import Role
+from fluidpd.names import PluginState, Role
 from sidecar.engines.plugin_socket import PluginSocket, SocketTrouble
-from sidecar.ports import PluginGone
+from sidecar.ports import PluginGone, PluginStanding
 from sidecar.protocol import Order, PluginHello, PluginSample, PluginWelcome, Reply, Revoke, line
 
 
@@ -169,3 +169,49 @@ def test_a_line_is_strict_json_and_a_number_that_is_none_is_unknown() -> None:
     said = line(PluginSample(role=Role.DECODE, values={"step_s": float("nan")}))
     assert json.loads(said, parse_constant=pytest.fail)["values"] == {"step_s": None}
     assert line(Revoke(why="tbt")) == b'{"type":"revoke","why":"tbt"}\n'
+
+
+# ---------------------------------------------------------------- what is said of a plugin
+
+
+async def test_without_a_connection_the_plugin_is_missing_and_a_refused_hello_is_the_reason(server: PluginSocket) -> None:
+    assert server.standing.state is PluginState.MISSING and str(server.path) in server.standing.why
+    plugin = SocketPlugin(server.path, Role.DECODE)
+    await plugin.connect(protocol=2)
+    assert server.standing.state is PluginState.MISSING and "speaks 1" in server.standing.why
+    await plugin.close()
+
+
+async def test_a_plugin_that_stays_out_says_why_and_what_it_says_it_cannot_do_is_kept(server: PluginSocket) -> None:
+    plugin = SocketPlugin(server.path, Role.DECODE, capabilities=("sample", "drop_stale"))
+    await plugin.connect(cannot={"borrow": "pipeline parallelism", "sample": "said by mistake"})
+    assert server.standing == PluginStanding(PluginState.ARMED, "", {"borrow": "pipeline parallelism"})
+    await plugin.close()
+    disarmed = SocketPlugin(server.path, Role.DECODE, capabilities=())
+    await disarmed.connect(disarmed_why="SGLang 9.9 is not tested " + "x" * 1000)
+    standing = server.standing
+    assert standing.state is PluginState.DISARMED and standing.why.startswith("SGLang 9.9") and len(standing.why) == 300
+    await disarmed.close()
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "lost"),
+    [("scheduler", "http", ("adopt", "handoff", "hold")), ("http", "scheduler", ("borrow", "drop_stale", "give", "sample"))],
+)
+async def test_what_a_part_that_is_not_there_would_serve_is_named(
+    server: PluginSocket, part: str, other: str, lost: tuple[str, ...]
+) -> None:
+    plugin = SocketPlugin(server.path, Role.DECODE, capabilities=())
+    await plugin.connect(part=part)
+    assert server.standing.state is PluginState.ARMED
+    assert dict(server.standing.cannot) == dict.fromkeys(lost, f"the plugin's part {other} is not connected")
+    await plugin.close()
+
+
+async def test_one_part_that_is_disarmed_makes_the_plugin_disarmed(server: PluginSocket) -> None:
+    http, scheduler = (SocketPlugin(server.path, Role.DECODE, name, ()) for name in ("h", "s"))
+    await http.connect(part="http")
+    await scheduler.connect(part="scheduler", disarmed_why="five hooks failed")
+    assert server.standing == PluginStanding(PluginState.DISARMED, "five hooks failed")
+    await http.close()
+    await scheduler.close()

@@ -13,7 +13,7 @@ import pytest
 
 from fluidpd.names import Role
 from sidecar.clock import Clock
-from sidecar.engines.sglang import SglangEngine, read_switch_answer
+from sidecar.engines.sglang import SglangEngine, read_switch_answer, why_not_flippable
 from sidecar.ports import SwitchAnswer
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -33,7 +33,7 @@ def stock(request: httpx.Request) -> httpx.Response:
             return httpx.Response(200, json=LOADS)
         case "/server_info":
             return httpx.Response(200, json=INFO)
-        case "/health":
+        case "/health" | "/ready" | "/ping":
             return httpx.Response(200)
         case "/metrics":
             return httpx.Response(200, content=gzip.decompress((FIXTURES / "metrics_decode.txt.gz").read_bytes()))
@@ -72,11 +72,12 @@ async def test_a_switch_to_decode_names_its_graph_memory_and_carries_the_admin_k
 
     def handler(request: httpx.Request) -> httpx.Response:
         asked.append(request)
-        return httpx.Response(200, json=said(True, "ok", True))
+        return httpx.Response(200, json=said(True, "ok", True)) if request.method == "POST" else stock(request)
 
     one = engine(handler, admin_key=lambda: "k3y", graph_memory_gb=2.0)
     assert (await one.prepare_switch(Role.DECODE)).answer is SwitchAnswer.OK
     await one.switch(Role.PREFILL)
+    asked = [r for r in asked if r.method == "POST"]
     bodies = [json.loads(r.content) for r in asked]
     assert bodies[0] == {"new_role": "decode", "prepare_only": True, "decode_cuda_graph_memory_gb": 2.0}
     assert bodies[1] == {"new_role": "prefill", "prepare_only": False} and asked[0].headers["authorization"] == "Bearer k3y"
@@ -167,3 +168,127 @@ async def test_a_restart_of_the_engine_changes_its_boot() -> None:
     second = await one.facts()
     assert first is not None and again is not None and second is not None
     assert first.boot == again.boot != second.boot
+
+
+NEVER = {
+    "not in P/D mode": ({"disaggregation_mode": "null"}, "--disaggregation-mode"),
+    "started without the flag": ({"enable_pd_role_switch": False}, "--enable-pd-role-switch"),
+    "nixl": ({"disaggregation_transfer_backend": "nixl"}, "nixl has no role switch"),
+    "ascend": ({"disaggregation_transfer_backend": "ascend"}, "ascend has no role switch"),
+    "expert parallelism": ({"ep_size": 8}, "ep_size 8"),
+    "MoE all-to-all": ({"moe_a2a_backend": "deepep"}, "deepep"),
+    "pipeline parallelism": ({"pp_size": 2}, "pp_size 2"),
+    "data parallelism": ({"dp_size": 2}, "dp_size 2"),
+    "DP attention": ({"enable_dp_attention": True}, "data parallelism"),
+    "decode context parallelism": ({"dcp_size": 2}, "dcp_size 2"),
+    "speculative decoding": ({"speculative_algorithm": "EAGLE"}, "EAGLE"),
+    "another bootstrap port than the sidecar's": ({"disaggregation_bootstrap_port": 8998}, "the engine's is 8998"),
+    # an engine that rules the switch out refuses the flag at its start: then the flag is not what is missing
+    "expert parallelism and so no flag": ({"ep_size": 8, "enable_pd_role_switch": False}, "expert parallelism"),
+}
+MAY = {
+    "as it is": {},
+    "mooncake over TCP": {"disaggregation_transfer_backend": "mooncake_tcp"},
+    "mori": {"disaggregation_transfer_backend": "mori"},
+    "tensor parallelism": {"tp_size": 8},
+    "another version that lacks the fields": dict.fromkeys(("ep_size", "moe_a2a_backend", "dcp_size", "speculative_algorithm")),
+}
+
+
+@pytest.mark.parametrize("case", NEVER, ids=str)
+def test_an_engine_that_can_never_switch_says_why(case: str) -> None:
+    change, words = NEVER[case]
+    assert words in why_not_flippable(INFO | change, "w1:41002")
+
+
+@pytest.mark.parametrize("case", MAY, ids=str)
+def test_an_engine_that_may_switch_is_not_refused(case: str) -> None:
+    assert why_not_flippable(INFO | MAY[case], "w1:41002") == ""
+
+
+async def test_facts_say_the_role_of_the_start_and_whether_there_is_a_prefix_cache() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        state = [{"disaggregation_mode": "prefill"}]
+        return httpx.Response(200, json=INFO | {"internal_states": state, "disable_radix_cache": False})
+
+    facts = await engine(handler).facts()
+    assert facts is not None and (facts.started_as, facts.role, facts.radix_cache) == (Role.DECODE, Role.PREFILL, True)
+    unknown = await engine(lambda r: httpx.Response(200, json={k: v for k, v in INFO.items() if "radix" not in k})).facts()
+    assert unknown is not None and unknown.radix_cache is None
+
+
+def with_answers(**answers: httpx.Response) -> tuple[Handler, list[str]]:
+    """The stock engine with other answers on some paths, and the paths that were asked."""
+    asked: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        path = request.url.path.strip("/")
+        asked.append(path)
+        if path == "pd_role_switch":
+            return httpx.Response(200, json=said(True, "ready", True))
+        return answers.get(path) or stock(request)
+
+    return handler, asked
+
+
+async def test_a_paused_engine_is_asked_for_no_switch_because_it_would_lose_what_it_holds() -> None:
+    handler, asked = with_answers(ready=httpx.Response(503))
+    one = engine(handler, bootstrap="w1:41002")
+    for result in (await one.prepare_switch(Role.DECODE), await one.switch(Role.DECODE), await one.switch(Role.PREFILL)):
+        assert result.answer is SwitchAnswer.REFUSED and "/continue_generation" in result.message
+    assert "pd_role_switch" not in asked
+
+
+async def test_a_paused_engine_whose_health_check_waits_for_a_token_says_that_it_is_paused() -> None:
+    handler, _ = with_answers(ready=httpx.Response(503), health=httpx.Response(503))
+    look = await engine(handler).look()
+    assert look.reachable and not look.healthy and "generation is paused" in look.detail
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param({"ready": httpx.Response(503), "ping": httpx.Response(503)}, id="not up for another reason"),
+        pytest.param({"ready": httpx.Response(404)}, id="a version without /ready"),
+    ],
+)
+async def test_an_engine_that_is_not_known_to_be_paused_is_asked(answers: dict[str, httpx.Response]) -> None:
+    handler, _ = with_answers(**answers)
+    assert (await engine(handler).prepare_switch(Role.DECODE)).answer is SwitchAnswer.OK
+
+
+BOOTSTRAPS = {
+    "its own, never used": (httpx.Response(503, text="Prefill server not fully registered yet (0 workers registered)."), ""),
+    "its own, from an earlier life as prefill": (httpx.Response(200, json={"dp_size": 1, "prefill_http_port": 30000}), ""),
+    "its own, of a version that does not say the port": (httpx.Response(200, json={"dp_size": 1}), ""),
+    "another worker's": (httpx.Response(200, json={"prefill_http_port": 30007}), "that of the worker on port 30007"),
+    "some web server": (httpx.Response(404, text="<html>"), "another process: it answered HTTP 404"),
+    "some web server that likes everything": (httpx.Response(200, text="<html>"), "another process: it answered HTTP 200"),
+    "a proxy without a backend": (httpx.Response(503, text="no backend"), "another process: it answered HTTP 503"),
+}
+
+
+@pytest.mark.parametrize("case", BOOTSTRAPS, ids=str)
+async def test_whose_bootstrap_server_answers_is_checked_before_a_worker_becomes_prefill(case: str) -> None:
+    answer, words = BOOTSTRAPS[case]
+    handler, asked = with_answers(route=answer)
+    one = engine(handler, bootstrap="w1:41002")
+    result = await one.prepare_switch(Role.PREFILL)
+    if words:
+        assert result.answer is SwitchAnswer.REFUSED and "bootstrap port 41002" in result.message and words in result.message
+        assert "pd_role_switch" not in asked
+    else:
+        assert result.answer is SwitchAnswer.OK
+    assert (await one.prepare_switch(Role.DECODE)).answer is SwitchAnswer.OK  # it asks nobody else's
+
+
+async def test_a_worker_without_a_bootstrap_server_cannot_become_prefill() -> None:
+    def nobody(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/route":
+            raise httpx.ConnectError("connection refused", request=request)
+        return stock(request)
+
+    result = await engine(nobody, bootstrap="w1:41002").prepare_switch(Role.PREFILL)
+    assert result.answer is SwitchAnswer.REFUSED and "port 41002 does not answer" in result.message
+    result = await engine(stock).prepare_switch(Role.PREFILL)
+    assert result.answer is SwitchAnswer.REFUSED and "bootstrap_port is not set" in result.message
