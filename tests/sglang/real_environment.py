@@ -51,6 +51,7 @@ class SglangEnvironment:
             "NO_PROXY": "127.0.0.1,localhost",
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # else /health sleeps for a second, and registration with it
             "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",  # else the overlap loop wants a CUDA event
+            "PYTHONSAFEPATH": "1",  # else the folder it is started in comes first, with whatever plugins it names
             "PYTHONPATH": f"{RECIPE / 'stubs'}:{plugin_folder}:{ROOT}",
             "PATH": f"{self.folder / 'bin'}:{os.environ.get('PATH', '')}",
         }

@@ -43,7 +43,6 @@ def api(faked: RealFleet) -> Iterator[Api]:
 
 def test_the_plugin_says_why_it_does_nothing_and_the_engine_serves(faked: RealFleet) -> None:
     for w in faked.workers:
-        assert httpx.get(f"{w.url}/server_info", timeout=5).json()["version"] == FAKED  # the fault is there
         said = httpx.get(f"{w.sidecar_url}/state", timeout=5).text
         assert f"SGLang {FAKED} was not tested with this plugin" in said
     answers = [Answer(faked.router_url, "/generate", generate(prompt(10, seed), 20)) for seed in range(6)]
