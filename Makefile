@@ -11,7 +11,7 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3 
 CHECK := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types imports unit test-gpu test-sglang format bench wheel clean
+.PHONY: help setup demo test lint types imports unit test-gpu test-sglang soak format bench wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -63,6 +63,9 @@ test-gpu: setup ## the tests that need an NVIDIA GPU
 
 test-sglang: setup ## the tests on the real SGLang, on a CPU: installed once, in a cache folder (2 minutes, 1.8 GB)
 	FLUIDPD_TEST=sglang $(BIN)/pytest -m sglang tests/sglang tests/engine_contract $(PYTEST_ARGS)
+
+soak: setup ## the real SGLang under random claims, handoffs, moves and disconnects, 5 minutes (FLUIDPD_SOAK_S, FLUIDPD_SEED)
+	FLUIDPD_TEST=soak FLUIDPD_SOAK_S=$${FLUIDPD_SOAK_S:-300} $(BIN)/pytest -m soak tests/sglang $(PYTEST_ARGS)
 
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -146,7 +146,15 @@ class Phases:
         except PluginGone as error:
             return Outcome(Event.FAILED, str(error), numbers)
         held = await self._hold(order.to_role)
-        return Outcome(Event.OK, "" if held else "early requests of the new role cannot be held here", numbers | {"held": held})
+        numbers["held"] = held
+        if order.to_role is Role.PREFILL:
+            # Before the router may send anybody here: later, what a peer has just learned would be dropped with the stale, and
+            # an announcement on its way would be lost with it. Both halves of that pair would wait for ever.
+            told = await self._tell_peers(order)
+            numbers |= told.numbers
+            if told.missing:
+                return Outcome(Event.FAILED, str(told), numbers)
+        return Outcome(Event.OK, "" if held else "early requests of the new role cannot be held here", numbers)
 
     async def _hold(self, role: Role) -> bool:
         if not self._plugin.can(CAN_HOLD):
@@ -190,33 +198,34 @@ class Phases:
         """Look until the new role is read back and a probe of its kind passes.
 
         The old role is believed after a few read-backs if the engine had answered the switch; if it had not, the switch may still
-        be under way, so it is believed only at the deadline. A new prefill worker is also not verified before every peer that had
-        to forget its old bootstrap entry has done so: early requests may have been paired with the entry of before.
+        be under way, so it is believed only at the deadline. What an engine noted before the switch says nothing: the first note
+        seen here may be such a one, and only those made after it count.
         """
         told = Told()
         deadline_s = self._clock.now() + self._limits.verify_s
         old_reads = 0
+        noted: float | None = None  # the stamp of the newest look
         detail = "not asked yet"
         while True:
-            role = None
+            role, stamp = None, None
             try:
                 async with asyncio.timeout(max(0.05, deadline_s - self._clock.now())):
                     look = await self._engine.look()
-                    role = look.role if look.reachable and look.healthy else None
+                    role, stamp = (look.role if look.reachable and look.healthy else None), look.stamp
                     detail = f"role read back: {look.role or 'none'}; {look.detail}"
                     if role is order.to_role:
                         old_reads = 0
                         probe = await self._engine.probe(order.to_role)
                         detail = f"probe {probe.name}: {probe.detail}"
                         if probe.ok:
-                            told = await self._tell_peers(order)
-                            if order.to_role is Role.DECODE or not told.missing:
-                                return Outcome(Event.OK, detail, told.numbers)
-                            detail = str(told)
+                            if order.to_role is Role.DECODE:
+                                told = await self._tell_peers(order)
+                            return Outcome(Event.OK, detail, told.numbers)
             except TimeoutError:
                 detail = f"the engine did not answer in time; before: {detail}"
             if role is order.from_role:
-                old_reads += 1
+                old_reads += stamp is None or noted not in (None, stamp)
+                noted = stamp
                 if switch_answered and old_reads >= self._limits.old_role_reads:
                     return Outcome(Event.FAILED, f"the engine answered ok and still serves {role}")
             if self._clock.now() >= deadline_s:

@@ -38,6 +38,7 @@ class Look:
     healthy: bool = False
     role: Role | None = None
     detail: str = ""
+    stamp: float | None = None  # when the engine itself noted the role, by its own clock; None: as it is now
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,13 @@ def _total(numbers: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """One answer, summed over data-parallel ranks, at the receiver's monotonic time."""
+    """One answer, summed over data-parallel ranks, at the receiver's monotonic time.
+
+    SGLang answers with what its schedulers noted last, which may be old: `made_s` is the oldest note's time, by its own clock.
+    """
 
     at_s: float
+    made_s: float | None
     role: Role | None
     running: float | None
     waiting: float | None
@@ -84,8 +88,10 @@ def parse_loads(payload: Any, at_s: float) -> Loads:
     split = [rank["disaggregation"] if isinstance(rank.get("disaggregation"), dict) else {} for rank in ranks]
     held = [rank["queues"] if isinstance(rank.get("queues"), dict) else {} for rank in ranks]
     names = sorted({name for queues in held for name in queues if name != "waiting"})
+    made = [at for rank in ranks if (at := _number(rank.get("timestamp"))) is not None]
     return Loads(
         at_s=at_s,
+        made_s=min(made) if len(made) == len(ranks) else None,
         role=_role(split),
         running=_total(_number(r.get("num_running_reqs")) for r in ranks),
         waiting=_total(_number(r.get("num_waiting_reqs")) for r in ranks),

@@ -117,16 +117,18 @@ class SglangEngine:
             loads = parse_loads(await self._json(_LOADS), self._clock.now())
         except Unreadable as error:
             return Look(reachable=False, detail=str(error))
-        role = loads.role
+        role, stamp = loads.role, loads.made_s
         try:
             if role is None:
-                role = _role_now(await self._json("/server_info"))
+                role, stamp = _role_now(await self._json("/server_info")), None
             answer = await self._client.get("/health", timeout=max(2.0, self._timeout_s))
         except (httpx.HTTPError, Unreadable) as error:
-            return Look(reachable=True, role=role, detail=await self._paused() or f"/health: {_text(error)}")
+            return Look(reachable=True, role=role, detail=await self._paused() or f"/health: {_text(error)}", stamp=stamp)
         if answer.status_code == 200:
-            return Look(reachable=True, healthy=True, role=role, detail="/health answered 200")
-        return Look(reachable=True, role=role, detail=await self._paused() or f"/health answered {answer.status_code}")
+            return Look(reachable=True, healthy=True, role=role, detail="/health answered 200", stamp=stamp)
+        return Look(
+            reachable=True, role=role, detail=await self._paused() or f"/health answered {answer.status_code}", stamp=stamp
+        )
 
     async def work_left(self) -> WorkLeft:
         try:

@@ -21,9 +21,15 @@ from real_fleet import RealFleet, RealSpec, running
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/sglang" in item.path.as_posix():
-            item.add_marker(pytest.mark.sglang)
+            if not item.get_closest_marker("soak"):  # those say by themselves whether they run with the others, too
+                item.add_marker(pytest.mark.sglang)
             item.add_marker(pytest.mark.router)
             item.add_marker(pytest.mark.timeout(600))
+    # Tests with a fleet of their own first: an idle fleet beside theirs would take the machine's time from them.
+    ours = [i for i, item in enumerate(items) if "tests/sglang" in item.path.as_posix()]
+    ordered = sorted((items[i] for i in ours), key=lambda item: "real_fleet" in getattr(item, "fixturenames", ()))
+    for i, item in zip(ours, ordered, strict=True):
+        items[i] = item
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,10 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import socket
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,7 +20,7 @@ from real_fleet import RealWorker
 
 
 class Answer(threading.Thread):
-    """One request and its answer. `cut_after` tokens the client leaves."""
+    """One request and its answer. `cut_after` tokens the client leaves, or whenever `leave` is called."""
 
     def __init__(self, base: str, path: str, body: dict[str, Any], cut_after: int | None = None) -> None:
         super().__init__(daemon=True)
@@ -33,8 +35,18 @@ class Answer(threading.Thread):
         self.is_done = False  # the stream said [DONE], or the whole answer came
         self.at_s: list[float] = []
         self.meta: dict[str, Any] = {}
+        self.has_left = False
         self.began_s = time.monotonic()
+        self._socket: socket.socket | None = None
         self.start()
+
+    def leave(self) -> bool:
+        """As a person who closes the page. False if the answer had ended before."""
+        self.has_left = not self.is_done and self.is_alive()
+        if self.has_left and self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        return self.has_left
 
     @property
     def longest_gap_s(self) -> float:
@@ -67,6 +79,8 @@ class Answer(threading.Thread):
         at = urlsplit(self.base)
         connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=180)
         try:
+            connection.connect()
+            self._socket = connection.sock
             connection.request("POST", self.path, json.dumps(self.body), {"Content-Type": "application/json"})
             with connection.getresponse() as answer:
                 self.status = answer.status

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ class RealSpec:
     variables: dict[str, str] = field(default_factory=dict)
     policy: dict[str, Any] = field(default_factory=dict)
     sidecar: dict[str, Any] = field(default_factory=dict)
+    sidecar_of: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of one worker's sidecar
+    controller: dict[str, Any] = field(default_factory=dict)  # sections beside policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,17 @@ class RealFleet:
         assert child.process is not None
         child.process.wait(10)
 
+    def stop_worker(self, name: str, within_s: float = 30.0) -> None:
+        """SIGTERM, and SIGKILL later, as a process manager would: SGLang waits for ever for a request that it has cut."""
+        child = self.children.pop(name)
+        assert child.process is not None
+        child.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(within_s)
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.process.wait(10)
+
     def socket(self, w: RealWorker) -> Path:
         return self.folder / f"{w.name}.sock"
 
@@ -211,6 +225,7 @@ class RealFleet:
             "database": {"url": f"sqlite+aiosqlite:///{self.folder / 'fluidpd.db'}"},
             "router": {"url": self.router_url},
             "policy": policy,
+            **self.spec.controller,
         }
         return self._write("controller.yaml", config)
 
@@ -225,6 +240,7 @@ class RealFleet:
             "plugin_socket": str(self.socket(w)),
             "state_dir": str(self.folder / f"sidecar-{w.name}"),
             **self.spec.sidecar,
+            **self.spec.sidecar_of.get(w.name, {}),
         }
         return self._write(f"sidecar-{w.name}.yaml", config)
 

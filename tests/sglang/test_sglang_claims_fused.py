@@ -54,7 +54,9 @@ def test_fused_chunks_change_no_output_and_give_everything_back(fused: Pair) -> 
     alone = [a.ids for a in fused.ask_all(asked)]
     streams_alone = [s.wait().ids for s in [fused.ask(p, 200) for p in background]]
     fused.assert_clean()
-    with fused.slow_prefill(), Grants(fused.sidecars, tbt_slo_s=2.0).renewed():
+    grants = Grants(fused.sidecars, tbt_slo_s=2.0)
+    grants.rate_tokens_per_s = 100.0
+    with fused.slow_prefill(1.5), grants.renewed():
         streams = [fused.ask(p, 200) for p in background]
         until(lambda: all(s.at_s for s in streams), 60, "streams that run")
         answers = fused.ask_all(asked)

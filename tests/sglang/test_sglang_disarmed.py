@@ -4,6 +4,7 @@ the engine is unharmed. What FluidPD still does and what it refuses then is that
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,6 +13,15 @@ from real_environment import SglangEnvironment
 from real_fleet import RealFleet, RealSpec
 
 FAKED = "0.5.99"
+CPU_ONLY = Path(__file__).resolve().parent.parent / "engine_contract" / "cpu_only"  # what a CPU needs, plugin or not
+ANOTHER_VERSION = f"""
+import fluidpd_cpu_only
+import sglang
+
+def register():
+    fluidpd_cpu_only.register()
+    sglang.__version__ = "{FAKED}"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +34,9 @@ def faked(sglang_environment: SglangEnvironment, tmp_path_factory: pytest.TempPa
     (other / "another_version-0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: another-version\nVersion: 0\n")
     points = "[sglang.srt.plugins]\nanother_version = another_version:register\n"
     (other / "another_version-0.dist-info" / "entry_points.txt").write_text(points)
-    (other / "another_version.py").write_text(f'def register():\n    import sglang\n\n    sglang.__version__ = "{FAKED}"\n')
+    (other / "another_version.py").write_text(ANOTHER_VERSION)
     path = sglang_environment.variables(folder / "plugin")["PYTHONPATH"]
-    fleet.spec.variables["PYTHONPATH"] = f"{other}:{path}"
+    fleet.spec.variables["PYTHONPATH"] = f"{other}:{CPU_ONLY}:{path}"
     try:
         fleet.start()
         yield fleet

@@ -90,6 +90,7 @@ class FakeEngine:
     flips_after_s: float | None = None  # answers never, and the role changes by itself later
     work: deque[dict[str, float | None]] = field(default_factory=deque)
     forever: dict[str, float | None] | None = None
+    notes: deque[tuple[Role, float]] = field(default_factory=deque)  # role and stamp that looks are told, the last for ever
     probes: deque[bool] = field(default_factory=deque)
     log: list[str] = field(default_factory=list)
 
@@ -98,6 +99,9 @@ class FakeEngine:
 
     async def look(self) -> Look:
         self.bomb.tick()
+        if self.notes:
+            role, stamp = self.notes.popleft() if len(self.notes) > 1 else self.notes[0]
+            return Look(self.reachable, self.healthy, role, "fake", stamp)
         return Look(self.reachable, self.healthy, self.role if self.reachable else None, "fake")
 
     async def work_left(self) -> WorkLeft:

@@ -60,6 +60,16 @@ NO_BACKEND = SwitchResult(SwitchAnswer.NOT_FLIPPABLE, "backend")
 SWITCHES = {
     "ok and the new role read back: done": (lambda: FakeEngine(), End.DONE, Role.PREFILL),
     "ok and the old role read back: rolled back": (lambda: FakeEngine(does_flip=False), End.ROLLED_BACK, Role.DECODE),
+    "ok and an old note of the old role for a while: done": (
+        lambda: FakeEngine(notes=deque([*[(Role.DECODE, 1.0)] * 8, (Role.PREFILL, 2.0)])),
+        End.DONE,
+        Role.PREFILL,
+    ),
+    "ok and new notes of the old role: rolled back": (
+        lambda: FakeEngine(does_flip=False, notes=deque((Role.DECODE, float(i)) for i in range(20))),
+        End.ROLLED_BACK,
+        Role.DECODE,
+    ),
     "busy: rolled back": (lambda: FakeEngine(answer=BUSY), End.ROLLED_BACK, Role.DECODE),
     "dead: quarantined, never routed": (
         lambda: FakeEngine(answer=SwitchResult(SwitchAnswer.BROKE, "torn")),
@@ -273,7 +283,14 @@ async def test_a_defect_in_an_effect_still_ends_in_a_named_place(make_rig: MakeR
     assert controller.move.end is end and any("KeyError" in r.detail for r in controller.reports)
 
 
-async def test_a_verified_engine_is_done_whatever_comes_of_telling_its_peers(make_rig: MakeRig) -> None:
+@pytest.mark.parametrize(("to", "phase"), [(Role.PREFILL, Phase.DRAIN), (Role.DECODE, Phase.VERIFY)])
+async def test_peers_forget_a_worker_while_nobody_can_be_paired_with_it(make_rig: MakeRig, to: Role, phase: Phase) -> None:
+    """The drain's report is what lets the controller register a worker early: from then on peers learn, and must not forget."""
+    controller = await make_rig(engine=FakeEngine(role=to.other), to=to).run()
+    assert [r.phase for r in controller.reports if "drop_stale_told" in r.numbers] == [phase]
+
+
+async def test_a_move_is_done_whatever_comes_of_telling_its_peers(make_rig: MakeRig) -> None:
     rig = make_rig()
 
     async def broken(order: object) -> Told:
@@ -282,13 +299,13 @@ async def test_a_verified_engine_is_done_whatever_comes_of_telling_its_peers(mak
     rig.driver._phases._drop_stale = broken
     controller = await rig.run()
     assert controller.move.end is End.DONE and controller.in_router is Role.PREFILL
-    assert "KeyError" in controller.reports[-1].numbers["drop_stale_failed"]
+    assert any("KeyError" in str(r.numbers.get("drop_stale_failed")) for r in controller.reports)
 
 
 MUST = (StalePeer(worker="d2", sidecar_url="http://127.0.0.1:9", must=True),)
 
 
-async def test_a_worker_that_comes_back_to_prefill_has_its_peers_forget_it_before_it_drains_and_again_before_it_is_verified(
+async def test_a_worker_that_comes_back_to_prefill_has_its_peers_forget_it_before_it_drains_and_again_before_it_is_registered(
     make_rig: MakeRig,
 ) -> None:
     rig = make_rig(stale=MUST)
@@ -304,20 +321,12 @@ async def test_a_peer_that_cannot_forget_refuses_the_move_before_anything_is_dra
     assert controller.reports[0].detail == "peers_hold_stale_bootstrap: d2: its plugin did not"
 
 
-async def test_a_peer_that_forgets_only_at_the_third_asking_is_waited_for_in_verify(make_rig: MakeRig) -> None:
+async def test_a_peer_that_does_not_forget_at_the_end_of_the_drain_keeps_the_worker_where_it_was(make_rig: MakeRig) -> None:
     rig = make_rig(stale=MUST)
-    silent = {"d2": "its sidecar does not answer"}
-    rig.untold.extend([{}, silent, silent])
+    rig.untold.extend([{}, {"d2": "its sidecar does not answer"}])
     controller = await rig.run()
-    assert controller.move.end is End.DONE and len(rig.dropped) == 4
-
-
-async def test_a_peer_that_never_forgets_keeps_a_new_prefill_worker_out_of_the_router_and_says_why(make_rig: MakeRig) -> None:
-    rig = make_rig(stale=MUST)
-    rig.untold.extend([{}, *[{"d2": "its sidecar does not answer"}] * 10_000])
-    controller = await rig.run()
-    assert controller.move.end is End.QUARANTINED and controller.in_router is None
-    assert "peers_hold_stale_bootstrap: d2: its sidecar does not answer" in controller.reports[-1].detail
+    assert controller.move.end is not End.DONE and controller.in_router is Role.DECODE
+    assert any("peers_hold_stale_bootstrap: d2: its sidecar does not answer" in r.detail for r in controller.reports)
 
 
 async def test_a_worker_that_leaves_prefill_is_not_kept_by_a_peer_that_was_not_told(make_rig: MakeRig) -> None:

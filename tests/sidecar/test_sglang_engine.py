@@ -104,6 +104,7 @@ async def test_role_health_facts_and_values_come_from_the_engines_own_words() ->
     one = engine(stock)
     look, facts, measured = await one.look(), await one.facts(), await one.measure(True)
     assert look.reachable and look.healthy and look.role is Role.DECODE
+    assert look.stamp == LOADS["loads"][0]["timestamp"]
     assert facts is not None and facts.flippable and facts.version == "0.5.23" and facts.max_prefill_chunk_tokens == 4096
     assert measured is not None and measured.role is Role.DECODE
     assert measured.values["kv_capacity_tokens"] == 8192 and "context_tokens" in measured.values
