@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from test_sglang_claims import Halves, Pair
 
 Row = dict[str, Any]
-DEADLINE_S = 0.1
+ROOM_S = 0.05  # what the deadline leaves for a step once the guard is taken off: how wrong the model is depends on the machine
 STUCK_S = 2.0
 WHOLE_S = 1000.0  # a deadline that bounds nothing
 GAP_RATIO = 5.0
@@ -81,6 +81,7 @@ def measure(pair: Pair, rounds: int, many: int) -> Row:
 
     asked, few = prompts(many, seed=1), prompts(6, seed=7, low=1900, high=2040)
     lesson(pair)
+    deadline_s = round(pair.at_decode.value("residual_lent_p995_s") + ROOM_S, 3)
     outputs: dict[str, list[list[list[int]]]] = {}
     rows: dict[str, list[Row]] = {}
     for round_ in range(1, rounds + 1):
@@ -89,7 +90,7 @@ def measure(pair: Pair, rounds: int, many: int) -> Row:
             ("backlog with claims", lambda: backlog(pair, asked, True)),
             ("at ease without claims", lambda: at_ease(pair, asked[:6], False)),
             ("at ease with claims", lambda: at_ease(pair, asked[:6], True)),
-            ("chunks bounded", lambda: chunks(pair, few, DEADLINE_S)),
+            ("chunks bounded", lambda: chunks(pair, few, deadline_s)),
             ("chunks whole", lambda: chunks(pair, few, WHOLE_S)),
         ):
             row, ids = cell()
@@ -99,7 +100,7 @@ def measure(pair: Pair, rounds: int, many: int) -> Row:
     return {
         "backlog": compared(rows["backlog without claims"], rows["backlog with claims"], "ttft_p99"),
         "at_ease": compared(rows["at ease without claims"], rows["at ease with claims"], "ttft_p99"),
-        "chunks": {"deadline_s": DEADLINE_S, **compared(rows["chunks bounded"], rows["chunks whole"], "gap_p99")},
+        "chunks": {"deadline_s": deadline_s, **compared(rows["chunks bounded"], rows["chunks whole"], "gap_p99")},
         "exact": all(ids == found[0] for found in outputs.values() for ids in found),  # greedy: the same with and without
     }
 
@@ -161,6 +162,12 @@ def lesson(pair: Pair) -> None:
     with pair.slow_prefill(2.0), grants(pair, WHOLE_S, rate=100.0):
         for seed in range(3):
             pair.ask_all(prompts(4, seed=100 + seed, low=1500, high=1900))
+    for slo_s in (0.3, 0.15):  # and small chunks at many depths
+        with pair.slow_prefill(2.0), grants(pair, slo_s, rate=100.0):
+            stream = pair.ask(prompts(1, seed=5, low=50, high=60)[0], 500)
+            pair.ask_all(prompts(4, seed=200, low=1500, high=1900))
+            stream.wait()
+    pair.count(_COUNTERS[0])
 
 
 def grants(pair: Pair, tbt_slo_s: float, rate: float | None = None) -> Any:

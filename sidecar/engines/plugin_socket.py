@@ -119,6 +119,7 @@ class PluginSocket:
 
     @property
     def connected(self) -> bool:
+        """Whether a part is there that takes orders: a disarmed one only says why it takes none."""
         return self._primary() is not None
 
     @property
@@ -159,7 +160,7 @@ class PluginSocket:
         able = self._able(needs) if needs else (self._able(CAN_HANDOFF) or self._primary())
         if able is None:
             raise PluginGone(f"no plugin that can {needs or what} is connected to {self.path}")
-        parts = list(self._connections.values()) if what in _OF_ALL_PARTS else [able]
+        parts = [c for c in self._connections.values() if not c.hello.disarmed_why] if what in _OF_ALL_PARTS else [able]
         replies = await asyncio.gather(*(self._order_part(part, what, timeout_s, fields) for part in parts))
         return replies[0] if len(replies) == 1 else _joined(replies)
 
@@ -198,7 +199,8 @@ class PluginSocket:
         self.path.unlink(missing_ok=True)
 
     def _primary(self) -> _Connection | None:
-        return next((self._connections[part] for part in _PARTS if part in self._connections), None)
+        found = (self._connections[part] for part in _PARTS if part in self._connections)
+        return next((c for c in found if not c.hello.disarmed_why), None)
 
     def _able(self, capability: str) -> _Connection | None:
         found = (self._connections[part] for part in _PARTS if part in self._connections)

@@ -191,6 +191,9 @@ async def test_a_plugin_that_stays_out_says_why_and_what_it_says_it_cannot_do_is
     await disarmed.connect(disarmed_why="SGLang 9.9 is not tested " + "x" * 1000)
     standing = server.standing
     assert standing.state is PluginState.DISARMED and standing.why.startswith("SGLang 9.9") and len(standing.why) == 300
+    assert not server.connected  # it takes no orders: a drain is a plain one
+    with pytest.raises(PluginGone):
+        await server.order("drain", timeout_s=1.0)
     await disarmed.close()
 
 
@@ -213,5 +216,6 @@ async def test_one_part_that_is_disarmed_makes_the_plugin_disarmed(server: Plugi
     await http.connect(part="http")
     await scheduler.connect(part="scheduler", disarmed_why="five hooks failed")
     assert server.standing == PluginStanding(PluginState.DISARMED, "five hooks failed")
+    assert server.connected  # the other part still takes orders
     await http.close()
     await scheduler.close()
