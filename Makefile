@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install -qq --retries 5 --editable '.[router]' --group dev; \
 	touch $(STAMP)
 
-demo: setup ## the whole fleet on this machine, static against FluidPD, with the dashboard; options in ARGS
+demo: setup ## a fleet on this machine, static against FluidPD, with the dashboard; ARGS="--engine sglang": the real SGLang on a CPU
 	@$(BIN)/fluidpd demo $(ARGS)
 
 test: setup lint types imports unit ## everything CI checks: ruff, mypy, import contracts, pytest

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cli.demo import engine_stats, reset_emulators
+from cli.demo_emulated import engine_stats, reset_emulators
 from cli.fleet import FleetSpec, running
 from cli.replay import Progress, replay
 from cli.workloads import DEFAULT_COST, labelled, load_cost, load_workload

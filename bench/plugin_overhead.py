@@ -1,6 +1,6 @@
 """What the plugin costs a decode step on the real SGLang: time inside the hooks, by the hooks' own clock, against the token gaps.
 
-    SGLANG_CPU=<environment of tests/sglang/recipe> python bench/plugin_overhead.py [--streams 8] [--tokens 400] [--claims]
+    SGLANG_CPU=<environment of cli/sglang_cpu/recipe> python bench/plugin_overhead.py [--streams 8] [--tokens 400] [--claims]
 
 Never starts more than one prefill and one decode worker, and stops both. Exit code 1 if the share is above --limit.
 """

@@ -1,38 +1,31 @@
 """Starts a whole fleet on this machine as child processes, waits until it serves, and stops every child whatever happens.
 
-Never leaves an orphan: children die with this process, even when it is killed.
+Never leaves an orphan: see cli.children.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import yaml
 
+from cli.children import Child, FleetTrouble, fluidpd_argv, free_ports, launched, refuse_busy, stop_children
 from fluidpd.names import Role
 
 EMULATED_MODEL = "emulated/Llama-3.3-70B-Instruct-FP8"
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-class FleetTrouble(RuntimeError):
-    """The fleet could not start or died. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +35,7 @@ class WorkerSpec:
     port: int
     bootstrap_port: int
     sidecar_port: int
+    nccl_port: int = 0  # SGLang would choose one by itself, and two of them the same
 
     @property
     def url(self) -> str:
@@ -51,6 +45,10 @@ class WorkerSpec:
     def sidecar_url(self) -> str:
         return f"http://127.0.0.1:{self.sidecar_port}"
 
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.bootstrap_port}"
+
 
 @dataclass(frozen=True, slots=True)
 class FleetSpec:
@@ -58,98 +56,121 @@ class FleetSpec:
 
     prefill: int = 2
     decode: int = 6
-    cost_key: str = "h100_sxm|sglang|70B|w=fp8|kv=fp8|tp=2"
-    workers_per_process: int = 4
-    seed: int = 0
     controller_port: int = 0
     dashboard_port: int = 0
     router_port: int = 0
     router_policy: str = "round_robin"
+    policy: dict[str, Any] = field(default_factory=dict)
+    slo: dict[str, Any] = field(default_factory=dict)
+    mode: str = "active"
+    router: bool = True
+    dashboard: bool = True
+    control: bool = True  # the controller, and the sidecars unless `sidecars` says otherwise; without them a plain static split
+    sidecars: bool | None = None
+    sidecar: dict[str, Any] = field(default_factory=dict)
+    plugin: bool | None = None  # whether the engines have FluidPD's plugin; None: exactly if there are sidecars
+    sidecar_of: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of one worker's sidecar
+    controller: dict[str, Any] = field(default_factory=dict)  # sections beside policy and slo
+    # Of emulated workers only.
+    cost_key: str = "h100_sxm|sglang|70B|w=fp8|kv=fp8|tp=2"
+    workers_per_process: int = 4
+    seed: int = 0
     kv_capacity_tokens: int | None = None
     noise_share: float = 0.01
-    policy: dict[str, Any] = field(default_factory=dict)
-    mode: str = "active"
-    dashboard: bool = True
-    control: bool = True  # sidecars and controller; without them the fleet is a plain static split
     emulator: dict[str, Any] = field(default_factory=dict)
-    sidecar: dict[str, Any] = field(default_factory=dict)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now, outside the ephemeral range, so that no outgoing connection takes one before its owner does."""
-    found: list[int] = []
-    start = 20000 + (os.getpid() * 61) % 9000
-    for port in (20000 + (start - 20000 + i) % 12000 for i in range(12000)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise FleetTrouble("no free TCP ports between 20000 and 32000 on 127.0.0.1: stop what holds them")
-
-
-@dataclass(slots=True)
-class Child:
-    name: str
-    argv: list[str]
-    env: dict[str, str]
-    log: Path
-    niceness: int
-    process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.env,
-                start_new_session=True,  # Ctrl-C reaches the parent alone, which stops children in order
-                preexec_fn=_child_setup(self.niceness),
-            )
 
     @property
-    def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
+    def has_plugin(self) -> bool:
+        return self.has_sidecars if self.plugin is None else self.plugin
 
-    def dead(self) -> bool:
-        return self.process is not None and self.process.poll() is not None
-
-    def tail(self, lines: int = 6) -> str:
-        try:
-            return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-lines:])
-        except OSError:
-            return ""
+    @property
+    def has_sidecars(self) -> bool:
+        return self.control if self.sidecars is None else self.sidecars
 
 
-def _child_setup(niceness: int) -> Callable[[], None]:
-    def setup() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        try:
-            os.nice(niceness)  # the engines' clock comes first; what only watches may wait
-        except PermissionError:
-            pass  # only root may go below 0
+class Engines(Protocol):
+    """What differs between a fleet of emulated workers and one of real ones; all else is the fleet's."""
 
-    return setup
+    @property
+    def kind(self) -> str:
+        """The sidecar's `engine`."""
+
+    @property
+    def ready_within_s(self) -> float: ...
+
+    @property
+    def sidecars_first(self) -> bool:
+        """Workers that take a minute to start find their sidecar there."""
+
+    @property
+    def keeps_time(self) -> bool:
+        """They sleep through their steps: what only watches yields to them."""
+
+    def named(self, role: Role, number: int, of_role: int) -> str:
+        """Name of the worker that is `number` in the fleet and `of_role` in its role, both from 1."""
+
+    def start(self, fleet: Fleet) -> None:
+        """Launch all workers; the fleet waits for them."""
+
+    def settings(self, fleet: Fleet) -> dict[str, Any]:
+        """What the controller must be told of these workers, which all answer by now, and so does the router."""
+
+
+class EmulatedWorkers:
+    """Several to a process; their settings are the fleet's."""
+
+    kind = "emulated"
+    ready_within_s = 40.0
+    sidecars_first = False
+    keeps_time = True
+
+    def named(self, role: Role, number: int, of_role: int) -> str:
+        return f"w{number}"
+
+    def start(self, fleet: Fleet) -> None:
+        size = fleet.spec.workers_per_process
+        for i in range(0, len(fleet.workers), size):
+            number = i // size + 1
+            path = fleet.folder / "etc" / f"emulator-{number}.json"
+            path.write_text(json.dumps(self._config(fleet, fleet.workers[i : i + size], number)))
+            fleet.launch(f"emulator-{number}", fluidpd_argv("emulate", "--spec", str(path)), niceness=-10)
+
+    def settings(self, fleet: Fleet) -> dict[str, Any]:
+        return {"cost": {"table": fleet.spec.cost_key}}
+
+    def _config(self, fleet: Fleet, workers: Sequence[WorkerSpec], number: int) -> dict[str, Any]:
+        spec = fleet.spec
+        return {
+            "workers": [
+                {
+                    "name": w.name,
+                    "role": w.role.value,
+                    "port": w.port,
+                    "bootstrap_port": w.bootstrap_port,
+                    "plugin_socket": str(fleet.socket(w)) if spec.has_plugin else None,
+                }
+                for w in workers
+            ],
+            "cost_key": spec.cost_key,
+            "kv_capacity_tokens": spec.kv_capacity_tokens,
+            "model": EMULATED_MODEL,
+            "seed": spec.seed * 100 + number,
+            "noise_share": spec.noise_share,
+            "incremental_streaming_output": True,
+            **spec.emulator,
+        }
 
 
 class Fleet:
-    """A running fleet. `children` are by name: emulator-1.., router, controller, sidecar-w1.., dashboard."""
+    """A running fleet. `children` are by name: router, controller, sidecar-NAME.., dashboard, and the engines' (emulator-1.., or
+    real workers by their own names)."""
 
-    def __init__(self, spec: FleetSpec, folder: Path) -> None:
+    def __init__(self, spec: FleetSpec, folder: Path, engines: Engines | None = None) -> None:
         self.spec, self.folder = spec, folder
+        self.engines: Engines = engines or EmulatedWorkers()
         count = spec.prefill + spec.decode
-        ports = iter(free_ports(3 * count + 4))
-        self.workers = tuple(
-            WorkerSpec(f"w{i + 1}", Role.PREFILL if i < spec.prefill else Role.DECODE, next(ports), next(ports), next(ports))
-            for i in range(count)
-        )
+        ports = iter(free_ports(4 * count + 4))
+        self.workers = tuple(self._worker(i, ports) for i in range(count))
         self.router_port = spec.router_port or next(ports)
         self.router_metrics_port = next(ports)
         self.controller_port = spec.controller_port or next(ports)
@@ -158,6 +179,13 @@ class Fleet:
         self.database_url = f"sqlite+aiosqlite:///{folder / 'fluidpd.db'}"
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         (folder / "etc").mkdir(exist_ok=True)
+
+    def _worker(self, i: int, ports: Iterator[int]) -> WorkerSpec:
+        prefill = self.spec.prefill
+        role, of_role = (Role.PREFILL, i + 1) if i < prefill else (Role.DECODE, i - prefill + 1)
+        return WorkerSpec(
+            self.engines.named(role, i + 1, of_role), role, next(ports), next(ports), next(ports), nccl_port=next(ports)
+        )
 
     @property
     def router_url(self) -> str:
@@ -178,54 +206,68 @@ class Fleet:
         i = [w.name for w in self.workers].index(name)
         return self.children[f"emulator-{i // self.spec.workers_per_process + 1}"]
 
+    def socket(self, w: WorkerSpec) -> Path:
+        return self.folder / f"{w.name}.sock"
+
+    def log(self, name: str) -> str:
+        return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
+
     # ------------------------------------------------------------ start and stop
 
-    def start(self, say: Callable[[str], None]) -> None:
+    def start(self, say: Callable[[str], None] = lambda text: None) -> None:
         """Start everything and return when requests are served. Raises FleetTrouble; the caller stops what had started."""
+        spec = self.spec
         self._refuse_busy_ports()
-        say(f"starting {len(self.workers)} emulated workers ({self.spec.prefill} prefill : {self.spec.decode} decode)")
-        self._start_emulators()
+        say(f"starting {len(self.workers)} {self.engines.kind} workers ({spec.prefill} prefill : {spec.decode} decode)")
+        if self.engines.sidecars_first:
+            self._start_sidecars()
+        self.engines.start(self)
         for w in self.workers:
-            self._wait(f"emulated worker {w.name}", f"{w.url}/health")
-        if find_spec("sglang_router") is None:
-            raise FleetTrouble("sglang-router is not installed: run `make setup`, or `pip install sglang-router==0.3.2`")
-        say("starting the router (sglang-router, P/D mode)")
-        self._launch("router", self._router_argv(), niceness=0)
-        self._wait("the router", f"{self.router_url}/readiness", seconds=60)
-        if self.spec.control:
-            say("starting the controller, one sidecar per worker" + (", the dashboard" if self.spec.dashboard else ""))
-            self._launch("controller", self._fluidpd("controller", "--config", str(self._controller_config())), niceness=3)
-            for w in self.workers:
-                self._launch(f"sidecar-{w.name}", self._fluidpd("sidecar", "--config", str(self._sidecar_config(w))), niceness=4)
-            self._wait("the controller", f"{self.controller_url}/healthz/live")
-            if self.spec.dashboard:
-                self._launch(
-                    "dashboard",
-                    self._fluidpd("dashboard", "--port", str(self.dashboard_port)),
-                    niceness=8,
-                    env=self._dashboard_env(),
-                )
-                self._wait("the dashboard", f"{self.dashboard_url}/")
+            self.wait(f"{w.url}/health", self.engines.ready_within_s, f"{self.engines.kind} worker {w.name}")
+        if spec.router:
+            if find_spec("sglang_router") is None:
+                raise FleetTrouble("sglang-router is not installed: run `make setup`, or `pip install sglang-router==0.3.2`")
+            say("starting the router (sglang-router, P/D mode)")
+            self.launch("router", self._router_argv(), niceness=0)
+            self.wait(f"{self.router_url}/readiness", 60, "the router")
+        if spec.control:
+            config = self._controller_config()
+            say("starting the controller, one sidecar per worker" + (", the dashboard" if spec.dashboard else ""))
+            self.launch("controller", fluidpd_argv("controller", "--config", str(config)), niceness=3)
+        if not self.engines.sidecars_first:
+            self._start_sidecars()
+        if spec.control:
+            self.wait(f"{self.controller_url}/healthz/live", 40, "the controller")
+            if spec.dashboard:
+                argv = fluidpd_argv("dashboard", "--port", str(self.dashboard_port))
+                self.launch("dashboard", argv, niceness=8, env=self._dashboard_env())
+                self.wait(f"{self.dashboard_url}/", 40, "the dashboard")
             self._wait_registered()
 
+    def _start_sidecars(self) -> None:
+        for w in self.workers if self.spec.has_sidecars else ():
+            self.launch(f"sidecar-{w.name}", fluidpd_argv("sidecar", "--config", str(self._sidecar_config(w))), niceness=4)
+
     def stop(self) -> None:
-        """SIGTERM to all, watchers first and engines last; SIGKILL to those that stay."""
-        order = sorted(
-            self.children.values(),
-            key=lambda c: ("dashboard", "router", "controller", "sidecar", "emulator").index(c.name.split("-")[0]),
-        )
-        for child in order:
-            if child.process is not None and not child.dead():
-                child.process.terminate()
-        deadline = time.monotonic() + 6
-        for child in order:
-            if child.process is None:
-                continue
-            try:
-                child.process.wait(max(0.05, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait(5)
+        """SIGTERM to all, watchers first and engines last; SIGKILL to those that stay, and to whatever they had started."""
+        stop_children(self.children.values())
+
+    def kill(self, name: str) -> None:
+        """SIGKILL one child and all of its own."""
+        child = self.children[name]
+        os.killpg(child.pid, signal.SIGKILL)
+        assert child.process is not None
+        child.process.wait(10)
+
+    def stop_worker(self, name: str, within_s: float = 30.0) -> None:
+        """SIGTERM, and SIGKILL later, as a process manager would: SGLang waits for ever for a request that it has cut."""
+        child = self.children.pop(name)
+        assert child.process is not None
+        child.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(within_s)
+        child.kill_group()
+        child.process.wait(10)
 
     def died(self) -> Child | None:
         return next((c for c in self.children.values() if c.dead()), None)
@@ -240,47 +282,12 @@ class Fleet:
 
     # ------------------------------------------------------------ pieces
 
-    def _fluidpd(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "cli", *arguments]
-
-    def _launch(self, name: str, argv: list[str], *, niceness: int, env: dict[str, str] | None = None) -> None:
-        base = {k: v for k, v in os.environ.items() if not k.startswith("FLUIDPD_") and k != "PYTHONPATH"}
-        root = str(Path(__file__).resolve().parent.parent)
-        child = Child(name, argv, {**base, "PYTHONPATH": root, **(env or {})}, self.folder / "logs" / f"{name}.log", niceness)
-        child.start()
+    def launch(self, name: str, argv: list[str], *, niceness: int = 0, env: Mapping[str, str] | None = None) -> Child:
+        """Start a child. No setting of the person who starts the fleet leaks into it."""
+        niceness = niceness if self.engines.keeps_time else 0
+        child = launched(name, argv, self.folder / "logs", niceness=niceness, env=env)
         self.children[name] = child
-
-    def _start_emulators(self) -> None:
-        size = self.spec.workers_per_process
-        for i in range(0, len(self.workers), size):
-            number = i // size + 1
-            path = self.folder / "etc" / f"emulator-{number}.json"
-            path.write_text(json.dumps(self._emulator_config(self.workers[i : i + size], number)))
-            self._launch(f"emulator-{number}", self._fluidpd("emulate", "--spec", str(path)), niceness=-10)
-
-    def _emulator_config(self, workers: Sequence[WorkerSpec], number: int) -> dict[str, Any]:
-        return {
-            "workers": [
-                {
-                    "name": w.name,
-                    "role": w.role.value,
-                    "port": w.port,
-                    "bootstrap_port": w.bootstrap_port,
-                    "plugin_socket": str(self._socket(w)) if self.spec.control else None,
-                }
-                for w in workers
-            ],
-            "cost_key": self.spec.cost_key,
-            "kv_capacity_tokens": self.spec.kv_capacity_tokens,
-            "model": EMULATED_MODEL,
-            "seed": self.spec.seed * 100 + number,
-            "noise_share": self.spec.noise_share,
-            "incremental_streaming_output": True,
-            **self.spec.emulator,
-        }
-
-    def _socket(self, w: WorkerSpec) -> Path:
-        return self.folder / f"{w.name}.sock"
+        return child
 
     def _router_argv(self) -> list[str]:
         argv = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation", "--host", "127.0.0.1"]
@@ -300,55 +307,52 @@ class Fleet:
         return argv
 
     def _controller_config(self) -> Path:
-        path = self.folder / "etc" / "controller.yaml"
-        policy = {"home_prefill": self.spec.prefill, **self.spec.policy}
         config = {
             "mode": self.spec.mode,
             "server": {"port": self.controller_port},
             "database": {"url": self.database_url},
             "router": {"url": self.router_url},
-            "policy": policy,
-            "cost": {"table": self.spec.cost_key},
+            "slo": self.spec.slo,
+            "policy": {"home_prefill": self.spec.prefill, **self.spec.policy},
+            **self.engines.settings(self),
+            **self.spec.controller,
         }
-        path.write_text(yaml.safe_dump(config))
-        return path
+        return self._write("controller.yaml", config)
 
     def _sidecar_config(self, w: WorkerSpec) -> Path:
-        path = self.folder / "etc" / f"sidecar-{w.name}.yaml"
         config = {
             "worker": w.name,
             "worker_url": w.url,
             "bootstrap_port": w.bootstrap_port,
-            "engine": "emulated",
+            "engine": self.engines.kind,
             "port": w.sidecar_port,
             "controller_url": f"ws://127.0.0.1:{self.controller_port}/link",
-            "plugin_socket": str(self._socket(w)),
+            "plugin_socket": str(self.socket(w)),
             "state_dir": str(self.folder / f"sidecar-{w.name}"),
+            "slo": self.spec.slo,
             **self.spec.sidecar,
+            **self.spec.sidecar_of.get(w.name, {}),
         }
-        path.write_text(yaml.safe_dump(config))
+        return self._write(f"sidecar-{w.name}.yaml", config)
+
+    def _write(self, name: str, config: Mapping[str, Any]) -> Path:
+        path = self.folder / "etc" / name
+        path.write_text(yaml.safe_dump(dict(config)), encoding="utf-8")
         return path
 
     def _dashboard_env(self) -> dict[str, str]:
         return {"FLUIDPD_DASHBOARD__DATABASE_URL": self.database_url, "FLUIDPD_DASHBOARD__CONTROLLER_URL": self.controller_url}
 
     def _refuse_busy_ports(self) -> None:
-        wanted = {
-            "--controller-port": self.controller_port,
-            "--dashboard-port": self.dashboard_port,
-            "--router-port": self.router_port,
-        }
-        for flag, port in wanted.items():
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind(("127.0.0.1", port))
-                except OSError as problem:
-                    raise FleetTrouble(
-                        f"port {port} is in use ({problem.strerror}): stop what holds it, or choose another with {flag}"
-                    ) from None
+        refuse_busy(
+            {
+                "--controller-port": self.controller_port,
+                "--dashboard-port": self.dashboard_port,
+                "--router-port": self.router_port,
+            }
+        )
 
-    def _wait(self, what: str, url: str, seconds: float = 40) -> None:
+    def wait(self, url: str, seconds: float, what: str) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.raise_if_died()
@@ -364,7 +368,7 @@ class Fleet:
         child = self.died()
         if child is not None and child.process is not None:
             raise FleetTrouble(
-                f"{child.name} stopped with exit code {child.process.returncode}:\n{child.tail()}\n(log: {child.log})"
+                f"{child.name} stopped with exit code {child.process.returncode}:\n{child.tail(20)}\n(log: {child.log})"
             )
 
     def _wait_registered(self, seconds: float = 40) -> None:
@@ -387,11 +391,13 @@ class Fleet:
 
 
 @contextmanager
-def running(spec: FleetSpec, folder: Path, say: Callable[[str], None], *, keep: bool = False) -> Iterator[Fleet]:
+def running(
+    spec: FleetSpec, folder: Path, say: Callable[[str], None], *, keep: bool = False, engines: Engines | None = None
+) -> Iterator[Fleet]:
     """A fleet that serves; stopped, and its folder removed (unless `keep`), when the block ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        fleet = Fleet(spec, folder)
+        fleet = Fleet(spec, folder, engines)
     except OSError as problem:
         raise FleetTrouble(
             f"cannot write to {folder} ({problem.strerror}): free some space, or choose another with --folder"

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import typer
 
-from cli import config, controller, dashboard, db, emulate, operate, sidecar, status, version
+from cli import attach, config, controller, dashboard, db, emulate, operate, sidecar, status, version
 
 app = typer.Typer(
     name="fluidpd",
@@ -45,7 +45,7 @@ for _act in (
     operate.forget,
 ):
     app.command()(_act)
-for _part in (controller.controller, sidecar.sidecar, dashboard.dashboard, emulate.emulate):
+for _part in (attach.attach, controller.controller, sidecar.sidecar, dashboard.dashboard, emulate.emulate):
     app.command()(_part)
 
 app.add_typer(db.app, name="db")

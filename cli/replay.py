@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 import aiohttp
 import orjson
 
+from cli.speech import EmulatedSpeech, Heard, Speech
 from fluidpd.simulator.report import Outcome
 from fluidpd.simulator.workload import Workload
-from sidecar.emulator.text import expected_text
-
-_FILLER = " w"
 
 
 @dataclass(slots=True)
@@ -33,11 +31,6 @@ class Progress:
     outcomes: list[Outcome] = field(default_factory=list)
 
 
-def prompt_of(tag: str, number: int, tokens: int) -> str:
-    """A prompt of exactly `tokens` words, unlike any other: one word is one token to the emulated worker."""
-    return f"{tag}-{number}" + _FILLER * (tokens - 1)
-
-
 async def replay(
     workload: Workload,
     router_url: str,
@@ -46,9 +39,11 @@ async def replay(
     judge: Callable[[Outcome], bool],
     *,
     timeout_s: float = 900.0,
+    speech: Speech | None = None,
 ) -> list[Outcome]:
-    """Send every request at its time. TTFT is the client's wall clock from the moment a request was due; gaps are the
-    engine's own clock (which is how the emulator's lateness on a busy machine stays out of the result)."""
+    """Send every request at its time. TTFT is the client's wall clock from the moment a request was due; gaps are of the clock
+    that `speech` reads (by default the emulated engine's own)."""
+    spoken = speech or EmulatedSpeech()
     loop = asyncio.get_running_loop()
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=30)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
@@ -62,7 +57,7 @@ async def replay(
             if (wait := due - loop.time()) > 0:
                 await asyncio.sleep(wait)
             progress.sent += 1
-            tasks.append(asyncio.create_task(_one(session, router_url, tag, number, outcome, due, progress, judge)))
+            tasks.append(asyncio.create_task(_one(session, router_url, spoken, tag, number, outcome, due, progress, judge)))
         await asyncio.gather(*tasks)
     return progress.outcomes
 
@@ -70,6 +65,7 @@ async def replay(
 async def _one(
     session: aiohttp.ClientSession,
     router_url: str,
+    speech: Speech,
     tag: str,
     number: int,
     outcome: Outcome,
@@ -77,16 +73,20 @@ async def _one(
     progress: Progress,
     judge: Callable[[Outcome], bool],
 ) -> None:
-    prompt = prompt_of(tag, number, outcome.prompt_tokens)
+    prompt = speech.prompt(tag, number, outcome.prompt_tokens)
+    heard = Heard()
     body = {
         "text": prompt,
         "sampling_params": {"max_new_tokens": outcome.output_tokens, "temperature": 0, "ignore_eos": True},
         "stream": True,
     }
     try:
-        await _stream(session, f"{router_url}/generate", body, prompt, outcome, due, progress)
+        await _stream(session, f"{router_url}/generate", body, speech, heard, outcome, due, progress)
     except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError) as problem:
         outcome.error = f"{type(problem).__name__}: {problem}"
+    outcome.completed, outcome.corrupted = speech.judge(number, prompt, outcome.output_tokens, heard)
+    if heard.ended and not outcome.completed and not outcome.corrupted:
+        outcome.error = f"{heard.tokens} of {outcome.output_tokens} tokens came"
     progress.done += 1
     progress.good += judge(outcome)
     progress.lost += not outcome.completed
@@ -96,15 +96,13 @@ async def _stream(
     session: aiohttp.ClientSession,
     url: str,
     body: dict[str, object],
-    prompt: str,
+    speech: Speech,
+    heard: Heard,
     outcome: Outcome,
     due: float,
     progress: Progress,
 ) -> None:
     loop = asyncio.get_running_loop()
-    texts: list[str] = []
-    last_s: float | None = None
-    ended = False
     async with session.post(url, data=orjson.dumps(body), headers={"Content-Type": "application/json"}) as response:
         if response.status != 200:
             outcome.error = f"HTTP {response.status}: {(await response.text())[:200]}"
@@ -113,29 +111,21 @@ async def _stream(
             if not line.startswith(b"data:"):
                 continue
             if line.startswith(b"data: [DONE]"):
-                ended = True
+                heard.ended = True
                 break
             chunk = orjson.loads(line[5:])
             if "error" in chunk:
                 outcome.error = str(chunk["error"])[:200]
                 return
-            text = chunk.get("text", "")
-            engine = chunk["meta_info"].get("emulator", {})
-            at_s = engine.get("t_s")
-            if not text:
+            now_s = loop.time()
+            new, at_s = speech.hear(chunk, now_s, heard)
+            if not new:
                 continue
-            texts.append(text)
-            progress.tokens += 1
+            progress.tokens += new
             if outcome.ttft_s is None:
-                outcome.ttft_s = loop.time() - due
-                if at_s is not None and "arrived_s" in engine:
-                    outcome.engine_ttft_s = at_s - engine["arrived_s"]
-            elif at_s is not None and last_s is not None:
-                outcome.gaps_s.append(at_s - last_s)
-            last_s = at_s
-    got = "".join(texts)
-    expected = expected_text(prompt, outcome.output_tokens)
-    outcome.corrupted = not expected.startswith(got)
-    outcome.completed = ended and got == expected
-    if ended and not outcome.completed and not outcome.corrupted:
-        outcome.error = f"{len(texts)} of {outcome.output_tokens} tokens came"
+                outcome.ttft_s = now_s - due
+                if at_s is not None and heard.arrived_s is not None:
+                    outcome.engine_ttft_s = at_s - heard.arrived_s
+            elif at_s is not None and heard.last_s is not None:
+                outcome.gaps_s.append(at_s - heard.last_s)
+            heard.last_s = at_s

@@ -1,4 +1,4 @@
-"""The result table and the JSON of a comparison: the same for a simulated and for an emulated run.
+"""The result table and the JSON of a comparison: the same for a simulated, an emulated and a real run.
 
 Never computes: summaries come from fluidpd.simulator.report.
 """

@@ -115,6 +115,12 @@ def capped(workload: Workload, output_tokens: int | None) -> Workload:
     return replace(workload, requests=cut, notes=(*workload.notes, f"outputs capped at {output_tokens} tokens"))
 
 
+def shortened(workload: Workload, share: float, longest: int) -> Workload:
+    """Prompts `share` times as long, and at most `longest` tokens."""
+    cut = tuple(replace(r, prompt_tokens=min(longest, max(1, round(r.prompt_tokens * share)))) for r in workload.requests)
+    return replace(workload, requests=cut, notes=(*workload.notes, f"prompts x{share:g}, at most {longest} tokens"))
+
+
 def concatenated(parts: Sequence[Workload], gap_s: float = 1.0) -> Workload:
     """One workload after the other: a composite, labelled as such."""
     moved: list[Request] = []

@@ -124,8 +124,8 @@ class PluginSocket:
 
     @property
     def hello(self) -> PluginHello | None:
-        primary = self._primary()
-        return primary.hello if primary else None
+        """Of the first part that is there, disarmed or not."""
+        return next((self._connections[part].hello for part in _PARTS if part in self._connections), None)
 
     @property
     def capabilities(self) -> tuple[str, ...]:

@@ -22,7 +22,6 @@ from contract_pair import Pair, Worker, until
 from contract_plugins import CarryingSidecar, Side, Trio
 from emulator_fleet import fleet
 
-TESTS = Path(__file__).resolve().parent.parent
 KV_TOKENS = 8192  # both engines
 RUNNING = os.environ.get("SGLANG_PAIR", "")
 
@@ -40,7 +39,7 @@ def real_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker
         p, d, p_bootstrap, d_bootstrap = map(int, RUNNING.split(","))
         yield Worker(f"http://127.0.0.1:{p}", p_bootstrap), Worker(f"http://127.0.0.1:{d}", d_bootstrap)
         return
-    from real_environment import RECIPE, NoEnvironment, environment
+    from real_environment import NoEnvironment, cpu_only_variables, environment
     from real_fleet import RealSpec, running
 
     try:
@@ -56,21 +55,11 @@ def real_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker
         sidecars=False,
         plugin=False,
         flags={"*": "--incremental-streaming-output"},
-        variables={"PYTHONPATH": f"{RECIPE / 'stubs'}:{TESTS / 'engine_contract' / 'cpu_only'}:{folder / 'installed'}"},
+        variables=cpu_only_variables(folder / "installed"),
     )
-    _install_cpu_only(folder / "installed")
     with running(spec, made, folder) as found:
         p, d = found.workers
         yield Worker(p.url, p.bootstrap_port), Worker(d.url, d.bootstrap_port)
-
-
-def _install_cpu_only(folder: Path) -> None:
-    """Make SGLang find cpu_only/fluidpd_cpu_only.py as an installed plugin."""
-    info = folder / "fluidpd_cpu_only-0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fluidpd-cpu-only\nVersion: 0\n", encoding="utf-8")
-    points = "[sglang.srt.plugins]\nfluidpd_cpu_only = fluidpd_cpu_only:register\n"
-    (info / "entry_points.txt").write_text(points, encoding="utf-8")
 
 
 @pytest.fixture(params=["emulator", pytest.param("sglang", marks=pytest.mark.sglang)])
