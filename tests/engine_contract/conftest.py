@@ -23,6 +23,8 @@ from contract_plugins import CarryingSidecar, Side, Trio
 from emulator_fleet import fleet
 
 KV_TOKENS = 8192  # both engines
+# No connection is used twice: SGLang closes one after a 500, and a client may learn of it only when it asks again.
+ONCE = httpx.Limits(max_keepalive_connections=0)
 RUNNING = os.environ.get("SGLANG_PAIR", "")
 
 
@@ -65,7 +67,7 @@ def real_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker
 @pytest.fixture(params=["emulator", pytest.param("sglang", marks=pytest.mark.sglang)])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     """A pair of idle workers, in its first roles; idle again after the test, or the test failed."""
-    async with httpx.AsyncClient(timeout=40, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=40, trust_env=False, limits=ONCE) as client:
         if request.param == "sglang":
             p, d = request.getfixturevalue("real_pair")
             pair = Pair("sglang", p, d, client)
@@ -120,7 +122,7 @@ def real_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Starte
 @pytest.fixture(params=["emulator", pytest.param("sglang", marks=pytest.mark.sglang)])
 async def trio(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Trio]:
     """One prefill and two decode workers with plugins, every part of which has said hello and sampled."""
-    async with httpx.AsyncClient(timeout=40, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=40, trust_env=False, limits=ONCE) as client:
         if request.param == "sglang":
             started: tuple[Started, ...] = request.getfixturevalue("real_trio")
             sides = [Side(one.worker, one.sidecar) for one in started]
