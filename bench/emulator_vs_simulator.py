@@ -46,7 +46,7 @@ def main() -> int:
     if busy > LOAD_LIMIT:
         print(f"the load must be at most {LOAD_LIMIT:.0%}: lower --rate or raise --prefill")
         return 2
-    settings = SimSettings(prefill=given.prefill, decode=given.decode)
+    settings = SimSettings(prefill=given.prefill, decode=given.decode, record_gaps=True)
     simulated = Simulation(workload, cost, settings, "static").run().outcomes
     spec = FleetSpec(prefill=given.prefill, decode=given.decode, control=False, dashboard=False)
     with running(spec, Path(tempfile.mkdtemp(prefix="fluidpd-bench-")), lambda text: print(text, file=sys.stderr)) as fleet:

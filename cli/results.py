@@ -36,10 +36,12 @@ def as_document(
 
 
 def show_table(runs: Sequence[RunSummary]) -> None:
-    emit_table([_row(s) for s in runs], COLUMNS)
+    emit_table([row_of(s) for s in runs], COLUMNS)
 
 
-def _row(s: RunSummary) -> dict[str, object]:
+def row_of(s: RunSummary) -> dict[str, object]:
+    """One line of the table, as it is shown."""
+
     def seconds(value: float | None) -> str | None:
         return None if value is None else f"{value:.3f}"
 

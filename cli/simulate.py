@@ -9,26 +9,56 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.output import Exit, fail, say
 
+if TYPE_CHECKING:
+    from fluidpd.simulator.request_run import RunResult
+    from fluidpd.simulator.scenario import Part
+    from fluidpd.simulator.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to simulate, whether it came from options or from a scenario file."""
+
+    title: str
+    workload: Workload
+    policies: tuple[str, ...]
+    cost: str
+    settings: Any  # SimSettings, which is imported only when a run begins
+
 
 def simulate(
-    trace: Annotated[str, typer.Option("--trace", help="see `fluidpd demo --help`")] = "azure2023_code",
+    trace: Annotated[str, typer.Option("--trace", help="see `fluidpd demo --help`; a Mooncake .jsonl too")] = "azure2023_code",
     minutes: Annotated[float, typer.Option("--minutes", min=0.01, help="busiest minutes of each part")] = 2.0,
     rate: Annotated[float, typer.Option("--rate", min=0.001, help="arrivals this many times as fast")] = 1.0,
     seed: Annotated[int, typer.Option("--seed", help="of the generator, where no trace is found")] = 0,
     policy: Annotated[
-        str, typer.Option("--policy", help="comma list of static, thresholds, fluidtoken, fluidrole")
+        str,
+        typer.Option(
+            "--policy",
+            help="comma list of static, static_tuned, colocated_prefill_first, colocated_chunked, seed, fluidtoken, fluidrole, "
+            "thresholds",
+        ),
     ] = "static,thresholds",
     prefill: Annotated[int, typer.Option("--prefill", min=1, max=256, help="prefill workers at the start")] = 2,
     decode: Annotated[int, typer.Option("--decode", min=1, max=256, help="decode workers at the start")] = 6,
+    budget: Annotated[
+        int | None, typer.Option("--budget", min=16, max=16384, help="tokens of a co-located step; tuned if not given")
+    ] = None,
     cost: Annotated[str, typer.Option("--cost", help="key of the cost table")] = "h100_sxm|sglang|70B|w=fp8|kv=fp8|tp=2",
+    scenario: Annotated[
+        Path | None, typer.Option("--scenario", help="a TOML file instead of these options; its schema: --schema")
+    ] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="print the JSON Schema of a scenario file, and stop")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the document instead of the table")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="write a self-contained report of all runs")] = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="write an SVG of the last run's roles and pressures")] = None,
 ) -> None:
     """Simulate a fleet under one or more policies and compare them; the same decisions as live, on a virtual clock.
@@ -37,48 +67,108 @@ def simulate(
     Examples:
       fluidpd simulate --minutes 5
       fluidpd simulate --policy static,fluidtoken,thresholds --trace azure2023_conv --rate 2 --json
-      fluidpd simulate --trace azure2023_code,servegen_deepseek-r1:rate=0.15:cap=1000 --picture roles.svg
+      fluidpd simulate --policy static_tuned,colocated_chunked,seed,thresholds --prefill 3 --decode 5
+      fluidpd simulate --trace azure2023_code,servegen_deepseek-r1:rate=0.15:cap=1000 --html report.html
+      fluidpd simulate --scenario burst.toml
     """
-    from cli.picture import Picture, draw, spans_of
     from cli.results import as_document, show_table
     from cli.workloads import labelled, load_cost, load_workload
     from fluidpd.policy.settings import PolicySettings
-    from fluidpd.simulator.run import POLICIES, SimSettings, Simulation
+    from fluidpd.simulator import policies
+    from fluidpd.simulator.scenario import Scenario
+    from fluidpd.simulator.settings import SimSettings
 
-    names = [p for p in policy.split(",") if p]
-    for name in names:
-        if name not in POLICIES:
-            fail(f"no policy {name!r}: choose from {', '.join(POLICIES)}", Exit.USAGE)
-    workload = load_workload(trace, minutes=minutes, rate=rate, seed=seed)
-    model = load_cost(cost)
-    say(f"simulated: {labelled(workload)}, {len(workload.requests)} requests, {prefill}P:{decode}D of {cost}")
-    settings = SimSettings(prefill=prefill, decode=decode, policy=PolicySettings(home_prefill=prefill))
+    if schema:
+        print(json.dumps(Scenario.model_json_schema(), indent=2))
+        return
+    if scenario is not None:
+        wanted = _from_file(scenario, budget)
+    else:
+        names = tuple(p for p in policy.split(",") if p)
+        for name in names:
+            if name not in policies.POLICIES:
+                fail(f"no policy {name!r}: choose from {', '.join(policies.POLICIES)}", Exit.USAGE)
+        workload = load_workload(trace, minutes=minutes, rate=rate, seed=seed)
+        settings = SimSettings(
+            prefill=prefill,
+            decode=decode,
+            budget_tokens=budget,
+            policy=PolicySettings(home_prefill=prefill),
+            keep_outcomes=False,
+        )
+        wanted = Wanted(workload.name, workload, names, cost, settings)
+    sim_settings = replace(wanted.settings, draw=html is not None)
+    workload, fleet = wanted.workload, f"{wanted.settings.prefill}P:{wanted.settings.decode}D"
+    about = f"{labelled(workload)}, {len(workload.requests)} requests, {fleet}"
+    say(f"simulated: {about} of {wanted.cost}")
+    model = load_cost(wanted.cost)
+    results = []
     runs: list[tuple[Any, dict[str, object]]] = []
-    result = None
-    for name in names:
+    for name in wanted.policies:
         began = time.perf_counter()
-        result = Simulation(workload, model, settings, name).run(_progress(name, workload.duration_s))
+        result = policies.simulate(name, workload, model, sim_settings, _progress(name, workload.duration_s))
+        results.append(result)
         runs.append((result.summary, {"wall_s": round(time.perf_counter() - began, 3)}))
     if as_json:
-        document = as_document(
-            "simulated", workload.described(), runs, fleet={"prefill": prefill, "decode": decode, "cost": cost}
-        )
-        print(json.dumps(document, indent=2))
+        counts = {"prefill": wanted.settings.prefill, "decode": wanted.settings.decode, "cost": wanted.cost}
+        print(json.dumps(as_document("simulated", workload.described(), runs, fleet=counts), indent=2))
     else:
         show_table([summary for summary, _ in runs])
-    if picture is not None and result is not None:
-        line = result.timeline
-        shown = Picture(
-            f"simulated, {names[-1]}: {workload.name}",
-            result.ended_s,
-            spans_of(line.roles, result.ended_s),
-            pressures=line.pressures[::10],
-        )
-        try:
-            picture.write_text(draw(shown))
-        except OSError as problem:
-            fail(f"cannot write {picture}: {problem.strerror}; choose another --picture", Exit.FAILURE)
+    if html is not None:
+        from cli.report import page
+
+        _write(html, page(wanted.title, about, wanted.cost, wanted.settings.slo, results), "--html")
+        say(f"report: {html}")
+    if picture is not None and results:
+        _write(picture, _drawn(workload.name, results[-1]), "--picture")
         say(f"picture: {picture}")
+
+
+def _from_file(path: Path, budget: int | None) -> Wanted:
+    from cli.workloads import cut_workload
+    from fluidpd.policy.settings import PolicySettings
+    from fluidpd.simulator.scenario import BadScenario, parse_scenario
+    from fluidpd.simulator.settings import SimSettings
+
+    try:
+        found = parse_scenario(path.name, path.read_text())
+    except OSError as problem:
+        fail(f"cannot read {path}: {problem.strerror}; check --scenario", Exit.USAGE)
+    except UnicodeDecodeError:
+        fail(f"{path} is not text: give a TOML file to --scenario", Exit.USAGE)
+    except BadScenario as problem:
+        fail(f"{problem}; `fluidpd simulate --schema` prints what is allowed", Exit.USAGE)
+
+    def find(part: Part, seed: int) -> Workload:
+        return cut_workload(part.trace, part.minutes, part.rate, part.cap, seed)
+
+    fleet = found.fleet
+    settings = SimSettings(
+        prefill=fleet.prefill,
+        decode=fleet.decode,
+        kv_capacity_tokens=fleet.kv_capacity_tokens,
+        budget_tokens=budget,
+        policy=PolicySettings(home_prefill=fleet.prefill),
+        slo=found.slo,
+        keep_outcomes=False,
+    )
+    return Wanted(found.name, found.workload(find), found.policies, fleet.cost, settings)
+
+
+def _drawn(name: str, result: RunResult) -> str:
+    from cli.picture import Picture, draw, spans_of
+
+    line = result.timeline
+    lanes = spans_of(line.roles, result.ended_s)
+    title = f"simulated, {result.summary.policy}: {name}"
+    return draw(Picture(title, result.ended_s, lanes, pressures=line.pressures))
+
+
+def _write(path: Path, text: str, option: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as problem:
+        fail(f"cannot write {path}: {problem.strerror}; choose another {option}", Exit.FAILURE)
 
 
 def _progress(name: str, duration_s: float) -> Callable[[float], None] | None:

@@ -21,6 +21,7 @@ from fluidpd.simulator.workload import (
     concatenated,
     generated,
     parse_csv,
+    parse_mooncake,
     parse_stats,
     scaled,
 )
@@ -28,8 +29,8 @@ from fluidpd.simulator.workload import (
 DEFAULT_COST = "h100_sxm|sglang|70B|w=fp8|kv=fp8|tp=2"
 GENERATED_HOUR_S = 3600.0
 SPEC_HELP = (
-    "trace file, or name (azure2023_code, azure2023_conv, servegen_deepseek-r1, ...); several joined by commas make a composite; "
-    "a part may carry :rate=0.15 :cap=1000 (output tokens) :minutes=1"
+    "trace file (.csv, .csv.gz, Mooncake's .jsonl), or name (azure2023_code, azure2023_conv, servegen_deepseek-r1, ...); several "
+    "joined by commas make a composite; a part may carry :rate=0.15 :cap=1000 (output tokens) :minutes=1"
 )
 
 
@@ -68,13 +69,17 @@ def _part(spec: str, minutes: float, rate: float, seed: int) -> Workload:
             fail(f"--trace {spec}: {key} takes a number, not {value!r}", Exit.USAGE)
     if not (0 < rate <= 1000 and 0 < minutes <= 100_000 and (cap is None or cap > 0)):
         fail(f"--trace {spec}: rate, minutes and cap must be above 0", Exit.USAGE)
-    whole = _find(name, seed)
-    return capped(scaled(busiest(whole, minutes * 60 * rate), rate), cap)
+    return cut_workload(name, minutes, rate, cap, seed)
+
+
+def cut_workload(name: str, minutes: float, rate: float, cap: int | None, seed: int) -> Workload:
+    """The busiest minutes of a trace, `rate` times as fast, outputs capped. Exits with a sentence if it cannot be read."""
+    return capped(scaled(busiest(_find(name, seed), minutes * 60 * rate), rate), cap)
 
 
 def _find(name: str, seed: int) -> Workload:
     path = Path(name)
-    if path.suffix in (".csv", ".gz"):
+    if path.suffix in (".csv", ".gz", ".jsonl"):
         if not path.is_file():
             fail(f"there is no trace file {name}: check --trace, or give a name such as azure2023_code", Exit.USAGE)
         return _read(path, path.name.split(".")[0], generated_set=False)
@@ -107,6 +112,8 @@ def _read(path: Path, name: str, *, generated_set: bool) -> Workload:
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+        if ".jsonl" in path.suffixes:
+            return parse_mooncake(name, text)
         return parse_csv(name, text, generated=generated_set)
     except BadTrace as problem:
         fail(f"{problem}", Exit.USAGE)

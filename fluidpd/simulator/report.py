@@ -20,7 +20,11 @@ class Outcome:
     arrival_s: float = 0.0
     ttft_s: float | None = None
     engine_ttft_s: float | None = None  # by the engine's own clock, from its HTTP side; live runs only
-    gaps_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)  # every token gap; a simulated run has them only if it was asked to
+    cached_tokens: int = 0  # of the prompt, not computed because a prefix cache had them
+    gaps_total_s: float = 0.0  # simulated runs: first to last token
+    late_gaps: int = 0  # simulated runs: gaps longer than the target
+    handoff_s: float = 0.0  # simulated runs: time in which it was in no batch, on its way to a peer
     completed: bool = False
     corrupted: bool = False
     error: str = ""

@@ -1,7 +1,8 @@
 """The iteration-level model of one worker: what one engine step does, and how long it takes.
 
 One model, two clocks: the simulator advances a virtual clock over it, the emulator sleeps through it. It plans a step at a
-boundary (`plan`), and applies it when its time is over (`finish`); what happened comes out as events.
+boundary (`plan`), and applies it when its time is over (`finish`); what happened comes out as events. A model that `leaps` plans
+whole runs of identical steps, which the harness shortens (`shorten`) when something happens in between.
 Never reads a clock and never talks to another worker: halves, claims and handoffs are carried between models by the harness.
 """
 
@@ -9,150 +10,40 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from fluidpd.cost import CostModel
 from fluidpd.names import Role
+from fluidpd.simulator.batch import Batch
+from fluidpd.simulator.events import Allocated, ClaimAnswered, ClaimWanted, Emitted, Event, Prefilled, Step
+from fluidpd.simulator.job import Job, Stage
+from fluidpd.simulator.kv import KvSpace
+from fluidpd.simulator.lending import answer_claims, lent_chunk, want_claims
+from fluidpd.simulator.readout import RecentGaps, kv_used, values
+from fluidpd.simulator.terms import MAX_OPEN_CLAIMS, MIN_CHUNK_TOKENS, NO_TERMS, BorrowTerms, PeerQueue
+from fluidpd.simulator.waiting import Waiting
 
-MIN_CHUNK_TOKENS = 64
-MAX_OPEN_CLAIMS = 8  # a prefill worker answers between forwards only, so claims must be several to keep a lender busy
+__all__ = [
+    "MAX_OPEN_CLAIMS",
+    "MIN_CHUNK_TOKENS",
+    "Allocated",
+    "BorrowTerms",
+    "ClaimAnswered",
+    "ClaimWanted",
+    "Counters",
+    "Emitted",
+    "Event",
+    "Job",
+    "PeerQueue",
+    "Prefilled",
+    "Stage",
+    "Step",
+    "WorkerModel",
+]
+
 _EWMA = 0.2
 _BUSY_TAU_S = 3.0
-
-
-class Stage(StrEnum):
-    WAIT_KV = "wait_kv"  # decode: no KV space yet (SGLang's prealloc queue)
-    WAIT_PREFILL = "wait_prefill"  # decode: space allocated, KV has not come (transfer queue); prefill: queued
-    CLAIMING = "claiming"  # decode: asked the prefill worker for this room
-    BORROWED = "borrowed"  # decode: prefilled here, in chunks
-    ARRIVED = "arrived"  # decode: KV is here, joins at the next boundary
-    PREFILLING = "prefilling"  # prefill: started
-    SENDING = "sending"  # prefill: done, KV on its way (inflight queue)
-    RUNNING = "running"
-    DONE = "done"
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One half of a request at one worker. Times are the harness's clock, in seconds; sizes are tokens."""
-
-    rid: str
-    room: int
-    prompt_tokens: int
-    max_new_tokens: int
-    arrived_s: float
-    peer: str = ""  # decode half: bootstrap address of its prefill worker
-    ready: bool = True  # prefill half: the decode half has KV space
-    claimable: bool = True
-    stage: Stage = Stage.WAIT_PREFILL
-    prefilled: int = 0
-    produced: int = 0  # tokens of the output so far, including those produced elsewhere before a handoff
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-    borrowed: bool = False
-
-    @property
-    def context(self) -> int:
-        return self.prompt_tokens + self.produced
-
-    @property
-    def rest(self) -> int:
-        return self.prompt_tokens - self.prefilled
-
-
-@dataclass(frozen=True, slots=True)
-class PeerQueue:
-    """How long rooms would still wait at one prefill worker, as of `at_s`."""
-
-    at_s: float
-    backlog_s: float
-    etas_s: Mapping[int, float] = field(default_factory=dict)
-
-    def eta_s(self, room: int, now_s: float) -> float:
-        return max(0.0, self.etas_s.get(room, self.backlog_s) - (now_s - self.at_s))
-
-
-@dataclass(frozen=True, slots=True)
-class BorrowTerms:
-    """A grant as the worker holds it."""
-
-    until_s: float
-    peers: Mapping[str, PeerQueue]  # by bootstrap address
-    tbt_slo_s: float = 0.040
-    guard_s: float = 0.003
-    max_outstanding_tokens: int = 24576
-    claim_margin: float = 0.25
-    progress_floor_s: float = 0.25
-
-    @property
-    def limit_s(self) -> float:
-        return self.tbt_slo_s - self.guard_s
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    started_s: float
-    duration_s: float
-    chunks: tuple[tuple[Job, int], ...]
-    decodes: tuple[Job, ...]
-    lent_tokens: int = 0
-    by_floor: bool = False
-
-    @property
-    def due_s(self) -> float:
-        return self.started_s + self.duration_s
-
-
-# ---------------------------------------------------------------- events
-
-
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """Each of `jobs` got one token at `at_s`; those in `finished` got their last."""
-
-    at_s: float
-    jobs: tuple[Job, ...]
-    finished: tuple[Job, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Prefilled:
-    """A prompt's KV is complete at the prefill worker: the harness carries it to the decode half."""
-
-    at_s: float
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class Allocated:
-    """The decode half has KV space: the prefill half may start."""
-
-    at_s: float
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimWanted:
-    at_s: float
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimAnswered:
-    """A prefill worker's verdict at an iteration boundary. `job` is the half that ends if given."""
-
-    at_s: float
-    room: int
-    claimer: str
-    given: bool
-    why: str
-    job: Job | None = None
-    token: object = None
-
-
-Event = Emitted | Prefilled | Allocated | ClaimWanted | ClaimAnswered
 
 
 @dataclass(slots=True)
@@ -165,11 +56,13 @@ class Counters:
     claims_given: int = 0
     claims_refused: int = 0
     refused_kv: int = 0
+    retractions: int = 0
+    recomputed_tokens: int = 0  # of those prefilled: computed before, and thrown away
     busy_s: float = 0.0
 
 
 class WorkerModel:
-    """Invariant: committed KV never exceeds capacity; a job is in exactly one collection; a room given away is forgotten."""
+    """Invariant: KV in use never exceeds capacity; a job is in exactly one collection; a room given away is forgotten."""
 
     def __init__(
         self,
@@ -180,6 +73,9 @@ class WorkerModel:
         kv_capacity_tokens: int | None = None,
         prefill_chunk_tokens: int = 8192,
         max_running: int = 256,
+        keep_ahead_tokens: int | None = None,
+        leaps: bool = False,
+        watch_s: float = 0.040,
     ) -> None:
         self.name = name
         self.role = role
@@ -187,31 +83,43 @@ class WorkerModel:
         self.kv_capacity = cost.kv_capacity_tokens if kv_capacity_tokens is None else kv_capacity_tokens
         self.prefill_chunk_tokens = prefill_chunk_tokens
         self.max_running = max_running
-        self.queue: deque[Job] = deque()  # prefill halves that wait
+        self.leaps = leaps
+        self.queue = Waiting()  # prefill halves that wait
         self.prefilling: list[Job] = []
         self.sending: dict[int, Job] = {}
         self.wait_kv: deque[Job] = deque()
         self.expecting: dict[int, Job] = {}  # decode halves by room: WAIT_PREFILL, CLAIMING
         self.arrived: deque[Job] = deque()
         self.borrowed: deque[Job] = deque()
-        self.running: list[Job] = []
+        self.batch = Batch(watch_s)
+        self.kv = KvSpace(self.kv_capacity, self.batch, keep_ahead_tokens)
+        self.retracted: deque[Job] = deque()  # stepped aside for want of KV space; they go on before anybody new
         self.claims: list[tuple[int, str, object]] = []
         self.tombstones: dict[int, str] = {}  # room -> who it was given to: a repeated claim gets the same answer
-        self.kv_committed = 0
         self.draining = False
         self.grant: BorrowTerms | None = None
         self.hold_lending_until_s = -math.inf
+        self.last_lent_s = -math.inf
         self.out: list[Event] = []
         self.counters = Counters()
         self.chunk_sizes: dict[int, int] = {}
         self.prefill_rate: float | None = None  # achieved tokens/s while prefilling
         self.borrow_rate: float | None = None
         self.step_s: float | None = None  # last decode step without lent work
-        self.gaps: deque[tuple[float, float, int]] = deque()  # (at, gap, how many) over the last second
-        self._last_lent_s = -math.inf
+        self._bases: dict[int, float] = {}  # a decode step without its contexts, by batch size
+        self._gaps = RecentGaps()
         self._over_slo = 0
         self._busy = 0.0
-        self._busy_at_s: float | None = None
+        self._stretch_s = 0.0
+        self._busy_at_s = -math.inf
+
+    @property
+    def kv_committed(self) -> int:
+        return self.kv.committed
+
+    @property
+    def running(self) -> list[Job]:
+        return self.batch.jobs
 
     # ------------------------------------------------------------ requests in
 
@@ -221,12 +129,17 @@ class WorkerModel:
 
     def add_prefill(self, job: Job) -> None:
         job.stage = Stage.WAIT_PREFILL
-        self.queue.append(job)
+        self.queue.add(job)
+
+    def make_ready(self, job: Job) -> None:
+        """The decode half of a prompt has its KV space: the prompt may start."""
+        self.queue.make_ready(job)
 
     def add_decode(self, job: Job, now_s: float) -> None:
         job.stage = Stage.WAIT_KV
         self.wait_kv.append(job)
-        self._allocate(now_s)
+        if not self.retracted:
+            self._allocate(now_s)
 
     def kv_came(self, room: int) -> Job | None:
         """The KV of a room arrived from its prefill worker; the job joins at the next boundary."""
@@ -238,7 +151,7 @@ class WorkerModel:
 
     def adopt(self, job: Job) -> bool:
         """Take over a generation whose KV was handed over. False if there is no room for it."""
-        if self.role is not Role.DECODE or self.draining or not self._commit(job):
+        if self.role is not Role.DECODE or self.draining or self.retracted or not self.kv.take(job):
             return False
         job.stage, job.prefilled = Stage.ARRIVED, job.prompt_tokens
         self.arrived.append(job)
@@ -250,30 +163,38 @@ class WorkerModel:
         """The KV of a room left this prefill worker: its space is free."""
         job = self.sending.pop(room, None)
         if job is not None:
-            self.kv_committed -= job.prompt_tokens
+            self.kv.promised -= job.prompt_tokens
             job.stage = Stage.DONE
 
     def cut(self, job: Job) -> None:
         """Stop a running generation at this boundary (for a handoff) and free its KV."""
-        self.running.remove(job)
-        self._free(job)
+        self.batch.remove(job)
+        self.kv.leaves_batch(job)
 
     def abort(self, job: Job) -> bool:
         """Forget a job wherever it is. False if it is not here (any more)."""
         if job.stage is Stage.DONE:
             return False
-        for pool in (self.queue, self.prefilling, self.wait_kv, self.arrived, self.borrowed, self.running):
-            if job in pool:
-                pool.remove(job)
-                break
-        else:
-            if self.expecting.pop(job.room, None) is None and self.sending.pop(job.room, None) is None:
-                return False
-        held = job.stage not in (Stage.WAIT_KV,) and not (self.role is Role.PREFILL and job.stage is Stage.WAIT_PREFILL)
-        if held:
+        if job in self.batch.jobs:
+            self.cut(job)
+        elif not self._take_out(job):
+            return False
+        elif job.stage not in (Stage.WAIT_KV, Stage.RETRACTED) and not (
+            self.role is Role.PREFILL and job.stage is Stage.WAIT_PREFILL
+        ):
             self._free(job)
         job.stage = Stage.DONE
         return True
+
+    def _take_out(self, job: Job) -> bool:
+        if job in self.queue:
+            self.queue.remove(job)
+            return True
+        for pool in (self.prefilling, self.wait_kv, self.arrived, self.borrowed, self.retracted):
+            if job in pool:
+                pool.remove(job)
+                return True
+        return self.expecting.pop(job.room, None) is not None or self.sending.pop(job.room, None) is not None
 
     # ------------------------------------------------------------ claims
 
@@ -294,111 +215,96 @@ class WorkerModel:
         job.stage, job.borrowed = Stage.BORROWED, True
         self.borrowed.append(job)
         self.counters.borrowed_prompts += 1
-        self._last_lent_s = max(self._last_lent_s, now_s)
-
-    def _answer_claims(self, now_s: float) -> None:
-        if not self.claims:
-            return
-        for room, claimer, token in self.claims:
-            given, why, job = self._judge_claim(room, claimer)
-            self.out.append(ClaimAnswered(now_s, room, claimer, given, why, job, token))
-        self.claims.clear()
-
-    def _judge_claim(self, room: int, claimer: str) -> tuple[bool, str, Job | None]:
-        if room in self.tombstones:
-            same = self.tombstones[room] == claimer
-            return same, "" if same else "given_to_other", None
-        if any(j.room == room for j in self.prefilling) or room in self.sending:
-            return False, "started", None
-        job = next((j for j in self.queue if j.room == room), None)
-        if job is None:
-            return False, "unknown", None
-        self.queue.remove(job)
-        job.stage = Stage.DONE
-        self.tombstones[room] = claimer
-        if len(self.tombstones) > 4096:
-            del self.tombstones[next(iter(self.tombstones))]
-        self.counters.claims_given += 1
-        return True, "", job
-
-    def _want_claims(self, now_s: float) -> None:
-        """Ask for the oldest of the own rooms that would clearly finish sooner here, from achieved rates on both sides.
-
-        A draining worker asks as well: rooms that wait elsewhere are what keeps it from leaving.
-        """
-        grant = self.grant
-        if grant is None or now_s >= grant.until_s or self.role is not Role.DECODE or not self.expecting:
-            return
-        outstanding = sum(j.rest for j in self.borrowed)
-        asked = 0
-        for job in self.expecting.values():
-            if job.stage is Stage.CLAIMING:
-                outstanding += job.rest
-                asked += 1
-        if asked >= MAX_OPEN_CLAIMS:
-            return
-        speed = self._lending_rate(grant)
-        if speed <= 0:
-            return
-        for job in self.expecting.values():
-            peer = grant.peers.get(job.peer)
-            if job.stage is not Stage.WAIT_PREFILL or not job.claimable or peer is None:
-                continue
-            if outstanding + job.rest > grant.max_outstanding_tokens:
-                break
-            here = (outstanding + job.rest) / speed
-            if here * (1 + grant.claim_margin) < peer.eta_s(job.room, now_s):
-                job.stage = Stage.CLAIMING
-                self.out.append(ClaimWanted(now_s, job))
-                asked += 1
-                outstanding += job.rest
-                if asked >= MAX_OPEN_CLAIMS:
-                    return
-
-    def _lending_rate(self, grant: BorrowTerms) -> float:
-        """Prompt tokens per second this worker can lend: achieved if there is a record, else what the cost model allows now."""
-        batch, context = len(self.running), sum(j.context for j in self.running)
-        chunk = self.cost.largest_chunk(grant.limit_s, 2048, 1024, batch, context)
-        modelled = chunk / self.cost.step_s(chunk, 1024, batch, context) if chunk else 0.0
-        return modelled if self.borrow_rate is None else min(modelled, self.borrow_rate * 1.25) if modelled else 0.0
+        self.last_lent_s = max(self.last_lent_s, now_s)
 
     # ------------------------------------------------------------ one iteration
 
     def plan(self, now_s: float) -> Step | None:
         """At a boundary: answer claims, let arrivals join, and plan the next step. None = nothing to run."""
-        self._answer_claims(now_s)
-        self._allocate(now_s)
-        self._join(now_s)
-        self._want_claims(now_s)
-        if self.role is Role.PREFILL and not self.running:
-            return self._plan_prefill(now_s)
+        if self.claims:
+            answer_claims(self, now_s)
+        if self.arrived or self.retracted:
+            self._join(now_s)
+        if self.wait_kv and not self.retracted:
+            self._allocate(now_s)  # after the joining: a request of a single token gives its space back in it
+        if self.grant is not None:
+            want_claims(self, now_s)
+        if self.role is Role.PREFILL and not self.batch.jobs:
+            return self._plan_prefill(now_s) if self.prefilling or self.queue else None
         return self._plan_decode(now_s)
 
     def finish(self, step: Step, now_s: float) -> None:
         """Apply a step whose time is over; `now_s` is its due time on the engine's clock."""
-        self._count_busy(step, now_s)
-        emitted: list[Job] = []
+        self._count_busy(step.duration_s, now_s)
+        batch = self.batch
+        # Those of the plan, less those aborted meanwhile: jobs join at boundaries only.
+        many = len(batch.jobs) if step.batch or step.decodes else 0
+        told: list[Job] = []
+        finished: list[Job] = []
+        if many:
+            self._advance(step.started_s, step.duration_s if step.repeats == 1 else step.first_s, step.slope_s, step.repeats)
+            self.counters.generated_tokens += many * step.repeats
+            finished = batch.ended()
+            told = finished if self.leaps else list(batch.jobs)
+            for job in told:
+                batch.sync(job)
+            self._note_gaps(told, now_s)
+        if step.chunks:
+            first = self._apply_chunks(step, now_s)
+            if first:
+                self._first_tokens(first, now_s)
+                told = [*first, *told]
+                finished = [*(j for j in first if j.produced >= j.max_new_tokens), *finished]
+        if told:
+            self._emit(told, finished, now_s)
+        self._note_rates(step, now_s)
+
+    def _apply_chunks(self, step: Step, now_s: float) -> list[Job]:
+        """Prompts that are complete go on their way; those that were borrowed are returned, for their first token."""
+        first: list[Job] = []
         for job, tokens in step.chunks:
             if job.stage not in (Stage.PREFILLING, Stage.BORROWED):
                 continue  # aborted meanwhile
             job.prefilled += tokens
             self.counters.prefilled_tokens += tokens
-            if job.rest > 0:
+            if job.prefilled < job.prompt_tokens:
                 continue
             if job.borrowed:
                 self.borrowed.remove(job)
-                job.stage = Stage.RUNNING
-                self.running.append(job)
-                emitted.append(job)
+                first.append(job)
             else:
                 self.prefilling.remove(job)
                 job.stage = Stage.SENDING
                 self.sending[job.room] = job
                 self.out.append(Prefilled(now_s, job))
-        emitted.extend(j for j in step.decodes if j.stage is Stage.RUNNING)
-        if emitted:
-            self._emit(tuple(emitted), now_s)
-        self._note_rates(step, now_s)
+        return first
+
+    def settle(self, step: Step, now_s: float) -> None:
+        """Of a run, apply the steps that are over by now; what is left is the run from here on, with the same end."""
+        if step.repeats == 1:
+            return
+        done = min(step.steps_over_by(now_s), step.repeats - 1)
+        if done <= 0:
+            return
+        due, spent = step.due_s, step.elapsed_s(done)
+        self._advance(step.started_s, step.first_s, step.slope_s, done)
+        self.counters.generated_tokens += done * step.batch
+        step.started_s += spent
+        self._count_busy(spent, step.started_s)
+        step.repeats -= done
+        step.first_s += done * step.slope_s
+        step.duration_s = due - step.started_s
+
+    def _advance(self, started_s: float, first_s: float, slope_s: float, steps: int) -> None:
+        self.batch.advance(started_s, first_s, slope_s, steps)
+
+    def shorten(self, step: Step, now_s: float) -> bool:
+        """Let a run end at the first boundary from now on. Whether its end moved."""
+        steps = step.steps_over_by(now_s) + 1
+        if steps >= step.repeats:
+            return False
+        step.repeats, step.duration_s = steps, step.elapsed_s(steps)
+        return True
 
     def _plan_prefill(self, now_s: float) -> Step | None:
         budget = self.prefill_chunk_tokens
@@ -408,65 +314,66 @@ class WorkerModel:
             if tokens > 0:
                 chunks.append((job, tokens))
                 budget -= tokens
-        skipped: list[Job] = []
-        while budget > 0 and self.queue:
-            job = self.queue.popleft()
-            if not job.ready or self.kv_committed + job.prompt_tokens > self.kv_capacity:
-                skipped.append(job)  # its decode half has no KV space yet, or this worker has none
-                if not job.ready:
-                    continue
+        # One whose decode half has no KV space yet lets others pass; one that does not fit here does not.
+        while budget > 0 and (found := self.queue.oldest_ready()) is not None:
+            if self.kv.promised + found.prompt_tokens > self.kv_capacity:
                 break
-            self.kv_committed += job.prompt_tokens
-            job.stage = Stage.PREFILLING
-            self.prefilling.append(job)
-            tokens = min(job.rest, budget)
-            chunks.append((job, tokens))
+            self.queue.remove(found)
+            self.kv.promised += found.prompt_tokens
+            found.stage = Stage.PREFILLING
+            self.prefilling.append(found)
+            tokens = min(found.prompt_tokens - found.prefilled, budget)
+            chunks.append((found, tokens))
             budget -= tokens
-        self.queue.extendleft(reversed(skipped))
         if not chunks:
             return None
-        duration = self.cost.chunks_s(tuple((c, j.prefilled) for j, c in chunks), 0, 0)
+        if len(chunks) == 1:
+            job, tokens = chunks[0]
+            duration = self.cost.step_s(tokens, job.prefilled, 0, 0)
+        else:
+            duration = self.cost.chunks_s(tuple([(c, j.prefilled) for j, c in chunks]), 0, 0)
         return Step(now_s, duration, tuple(chunks), ())
 
     def _plan_decode(self, now_s: float) -> Step | None:
-        decodes = tuple(self.running)
-        context = sum(j.context for j in decodes)
-        chunk, by_floor = self._lent_chunk(now_s, len(decodes), context)
-        if not decodes and not chunk:
+        room = self._make_space(now_s) if self.batch.jobs else None
+        many, context = len(self.batch.jobs), self.batch.context
+        if self.borrowed:
+            chunk, by_floor = lent_chunk(self, now_s, many, context)
+            if chunk:
+                job = self.borrowed[0]
+                duration = self.cost.step_s(chunk, job.prefilled, many, context)
+                return Step(now_s, duration, ((job, chunk),), self._listed(), chunk, by_floor, many, 1, duration)
+        if not many:
             return None
-        job = self.borrowed[0] if chunk else None
-        duration = self.cost.step_s(chunk, job.prefilled if job else 0, len(decodes), context)
-        return Step(now_s, duration, ((job, chunk),) if job else (), decodes, chunk, by_floor)
+        if not self.leaps or self.borrowed:
+            first = self.cost.step_s(0, 0, many, context)
+            return Step(now_s, first, (), self._listed(), batch=many, first_s=first)
+        base = self._bases.get(many)
+        if base is None:
+            base = self._bases[many] = self.cost.step_s(0, 0, many, 0)
+        first, slope = base + self.cost.d2_s * context, self.cost.d2_s * many
+        steps = self.batch.steps_to_next_end()
+        if room is not None and room < steps:
+            steps = room
+        if self.draining:
+            steps = 1  # what has just joined is handed off at the very next boundary
+        duration = steps * (first + 0.5 * slope * (steps - 1))
+        return Step(now_s, duration, (), (), 0, False, many, steps, first, slope)
 
-    def _lent_chunk(self, now_s: float, batch: int, context: int) -> tuple[int, bool]:
-        """Tokens of the borrowed prompt at the head that fit beside this batch, and whether only the floor chose them."""
-        if not self.borrowed:
-            return 0, False
-        job = self.borrowed[0]
-        terms = self.grant or _NO_TERMS  # a claimed prompt has one home: it is finished even when the grant has died
-        if now_s >= self.hold_lending_until_s:
-            chunk = self.cost.largest_chunk(terms.limit_s, job.rest, job.prefilled, batch, context)
-            if chunk >= min(MIN_CHUNK_TOKENS, job.rest):
-                return chunk, False
-        if now_s - self._last_lent_s >= terms.progress_floor_s:
-            return min(MIN_CHUNK_TOKENS, job.rest), True
-        return 0, False
+    def _listed(self) -> tuple[Job, ...]:
+        return () if self.leaps else tuple(self.batch.jobs)
 
     # ------------------------------------------------------------ bookkeeping
 
-    def _commit(self, job: Job) -> bool:
-        need = job.prompt_tokens + job.max_new_tokens
-        if self.kv_committed + need > self.kv_capacity:
-            return False
-        self.kv_committed += need
-        return True
-
     def _free(self, job: Job) -> None:
-        decode = job.stage in (Stage.RUNNING, Stage.ARRIVED, Stage.BORROWED, Stage.CLAIMING) or self.role is Role.DECODE
-        self.kv_committed -= job.prompt_tokens + (job.max_new_tokens if decode else 0)
+        """Give back what a job holds that is in no batch."""
+        if self.role is Role.PREFILL and job.stage in (Stage.PREFILLING, Stage.SENDING):
+            self.kv.promised -= job.prompt_tokens
+        else:
+            self.kv.give_back(job)
 
     def _allocate(self, now_s: float) -> None:
-        while self.wait_kv and self._commit(self.wait_kv[0]):
+        while self.wait_kv and self.kv.take(self.wait_kv[0]):
             job = self.wait_kv.popleft()
             job.stage = Stage.WAIT_PREFILL
             self.expecting[job.room] = job
@@ -474,76 +381,120 @@ class WorkerModel:
 
     def _join(self, now_s: float) -> None:
         fresh: list[Job] = []
-        while self.arrived and len(self.running) < self.max_running:
+        while self.retracted and len(self.batch.jobs) < self.max_running and self.kv.take(self.retracted[0]):
+            self._resume(self.retracted.popleft(), now_s)
+        while self.arrived and len(self.batch.jobs) < self.max_running:
             job = self.arrived.popleft()
-            job.stage = Stage.RUNNING
-            self.running.append(job)
             if job.produced == 0:  # its first token came with the KV; an adopted job continues with the next step
+                self._first_tokens((job,), now_s)
                 fresh.append(job)
+            else:
+                self._resume(job, now_s)
         if fresh:
-            self._emit(tuple(fresh), now_s)
+            self._emit(fresh, [j for j in fresh if j.produced >= j.max_new_tokens], now_s)
 
-    def _emit(self, jobs: tuple[Job, ...], now_s: float) -> None:
-        finished = []
+    def _resume(self, job: Job, now_s: float) -> None:
+        job.stage = Stage.RUNNING
+        self.kv.joins(job)
+        self.batch.add(job, now_s)
+
+    def _make_space(self, now_s: float) -> int | None:
+        """How many steps the batch may grow; the youngest step aside until it is at least one."""
+        left = self.kv.steps_left()
+        while left is not None and left < 1 and self.batch.jobs:
+            job = self.batch.jobs[-1]
+            if self.batch.has_stepped(job):
+                job.last_token_s = now_s
+            self.cut(job)
+            job.stage = Stage.RETRACTED
+            self.counters.retractions += 1
+            self._step_aside(job)
+            left = self.kv.steps_left()
+        return left
+
+    def _step_aside(self, job: Job) -> None:
+        """Its KV is kept elsewhere, and comes back with it."""
+        self.retracted.append(job)
+
+    def _first_tokens(self, jobs: Iterable[Job], now_s: float) -> None:
+        for job in jobs:
+            job.stage = Stage.RUNNING
+            self.kv.joins(job)
+            job.produced += 1
+            job.first_token_s = job.last_token_s = now_s
+            self.counters.generated_tokens += 1
+            self._start_decoding(job, now_s)
+
+    def _start_decoding(self, job: Job, now_s: float) -> None:
+        self.batch.add(job)
+
+    def _note_gaps(self, jobs: list[Job], now_s: float) -> None:
+        if self.leaps:
+            for job in jobs:
+                job.last_token_s = now_s
+            return
         gaps: dict[float, int] = {}
         for job in jobs:
-            job.produced += 1
             if job.last_token_s is not None:
                 gap = now_s - job.last_token_s
                 gaps[gap] = gaps.get(gap, 0) + 1
-            if job.first_token_s is None:
+            elif job.first_token_s is None:
                 job.first_token_s = now_s
             job.last_token_s = now_s
-            if job.produced >= job.max_new_tokens:
-                finished.append(job)
         for gap, many in gaps.items():
-            self.gaps.append((now_s, gap, many))
-        while self.gaps and self.gaps[0][0] < now_s - 1.0:
-            self.gaps.popleft()
+            self._gaps.add(now_s, gap, many)
+
+    def _emit(self, jobs: list[Job], finished: list[Job], now_s: float) -> None:
         for job in finished:
-            self.running.remove(job)
-            self._free(job)
+            self.cut(job)
             job.stage = Stage.DONE
-        self.counters.generated_tokens += len(jobs)
-        self.out.append(Emitted(now_s, jobs, tuple(finished)))
+        self.out.append(Emitted(now_s, tuple(jobs), tuple(finished)))
 
     def _note_rates(self, step: Step, now_s: float) -> None:
+        decodes = step.batch or len(step.decodes)
         if step.lent_tokens:
-            self._last_lent_s = now_s
+            self.last_lent_s = now_s
             self.counters.borrowed_tokens += step.lent_tokens
             self.counters.floor_steps += step.by_floor
             self.chunk_sizes[step.lent_tokens] = self.chunk_sizes.get(step.lent_tokens, 0) + 1
             if self.borrow_rate is None or step.chunks[0][0].rest > 0:  # a prompt's small last chunk says nothing about speed
                 self.borrow_rate = _ewma(self.borrow_rate, step.lent_tokens / step.duration_s)
-            slo = (self.grant or _NO_TERMS).tbt_slo_s
-            self._over_slo = self._over_slo + 1 if step.decodes and step.duration_s > slo and not step.by_floor else 0
+            slo = (self.grant or NO_TERMS).tbt_slo_s
+            self._over_slo = self._over_slo + 1 if decodes and step.duration_s > slo and not step.by_floor else 0
             if self._over_slo >= 2:  # measured, not predicted: stop lending for a while, whatever the model says
                 self.hold_lending_until_s, self._over_slo = now_s + 1.0, 0
         elif step.chunks:
-            self.prefill_rate = _ewma(self.prefill_rate, sum(c for _, c in step.chunks) / step.duration_s)
-        elif step.decodes:
-            self.step_s = step.duration_s
+            tokens = step.chunks[0][1] if len(step.chunks) == 1 else sum([c for _, c in step.chunks])
+            self.prefill_rate = _ewma(self.prefill_rate, tokens / step.duration_s)
+        elif decodes:
+            self.step_s = step.duration_s if step.repeats == 1 else step.first_s + step.slope_s * (step.repeats - 1)
 
-    def _count_busy(self, step: Step, now_s: float) -> None:
-        self.counters.busy_s += step.duration_s
-        self._decay_busy(now_s - step.duration_s)
-        keep = math.exp(-step.duration_s / _BUSY_TAU_S)
-        self._busy = self._busy * keep + (1 - keep)
+    def _count_busy(self, spent_s: float, now_s: float) -> None:
+        self.counters.busy_s += spent_s
+        if now_s - spent_s - self._busy_at_s > 1e-9:
+            self._fold_busy(now_s - spent_s)
+        self._stretch_s += spent_s
         self._busy_at_s = now_s
 
-    def _decay_busy(self, now_s: float) -> None:
-        if self._busy_at_s is not None and now_s > self._busy_at_s:
+    def _fold_busy(self, now_s: float) -> None:
+        """The share decays with time; an unbroken stretch of work is added when it ends or is asked for."""
+        keep = math.exp(-self._stretch_s / _BUSY_TAU_S)
+        self._busy = self._busy * keep + (1 - keep)
+        self._stretch_s = 0.0
+        if now_s > self._busy_at_s:
             self._busy *= math.exp(-(now_s - self._busy_at_s) / _BUSY_TAU_S)
             self._busy_at_s = now_s
 
     # ------------------------------------------------------------ what a sidecar would read
 
+    def busy_share(self, now_s: float) -> float:
+        """Share of the last seconds spent in steps."""
+        self._fold_busy(now_s)
+        return min(1.0, self._busy)
+
     @property
     def kv_used(self) -> int:
-        """Tokens whose KV is here now (committed space for output to come is not used yet)."""
-        mine = sum(j.context for j in self.running) + sum(j.context for j in self.arrived)
-        mine += sum(j.prompt_tokens for j in self.expecting.values()) + sum(j.prompt_tokens for j in self.borrowed)
-        return mine + sum(j.prompt_tokens for j in self.prefilling) + sum(j.prompt_tokens for j in self.sending.values())
+        return kv_used(self)
 
     @property
     def idle(self) -> bool:
@@ -555,53 +506,17 @@ class WorkerModel:
             or self.expecting
             or self.arrived
             or self.borrowed
-            or self.running
+            or self.retracted
+            or self.batch.jobs
         )
 
     def tbt_p99_s(self, now_s: float) -> float | None:
-        """p99 (nearest rank) of all token gaps of the last second; None if there were none."""
-        recent = sorted((g, n) for t, g, n in self.gaps if t >= now_s - 1.0)
-        total = sum(n for _, n in recent)
-        left = math.ceil(0.99 * total)
-        for gap, many in recent:
-            left -= many
-            if left <= 0:
-                return gap
-        return None
+        """p99 (nearest rank) of all token gaps of the last second; None if there were none, or the batch leaps."""
+        return self._gaps.p99_s(now_s)
 
     def values(self, now_s: float) -> dict[str, float | str]:
-        """This worker's telemetry under the names of `fluidpd.telemetry.Readings`; what does not exist is "idle", not 0."""
-        self._decay_busy(now_s)
-        tbt = self.tbt_p99_s(now_s)
-        waiting = len(self.queue)
-        return {
-            "batch": len(self.running),
-            "context_tokens": sum(j.context for j in self.running),
-            "running": len(self.running) + len(self.prefilling) + len(self.borrowed),
-            "kv_used_tokens": self.kv_used,
-            "kv_capacity_tokens": self.kv_capacity,
-            "waiting": waiting,
-            "waiting_tokens": sum(j.rest for j in self.queue),
-            "started_tokens": sum(j.rest for j in self.prefilling),
-            "bootstrap_queue": sum(not j.ready for j in self.queue),
-            "inflight_queue": len(self.sending),
-            "prealloc_queue": len(self.wait_kv),
-            "prealloc_tokens": sum(j.prompt_tokens for j in self.wait_kv),
-            "transfer_queue": len(self.expecting),
-            "prefill_busy_share": min(1.0, self._busy) if self.role is Role.PREFILL else 0.0,
-            "prefill_tokens_per_s": "idle" if self.prefill_rate is None else self.prefill_rate,
-            "step_s": "idle" if self.step_s is None or not self.running else self.step_s,
-            "tbt_p99_s": "idle" if tbt is None else tbt,
-            "borrow_tokens_per_s": "idle" if self.borrow_rate is None else self.borrow_rate,
-            "borrow_open_tokens": sum(j.rest for j in self.borrowed),
-            "borrowed_prompts_total": self.counters.borrowed_prompts,
-            "borrowed_tokens_total": self.counters.borrowed_tokens,
-            "generated_tokens_total": self.counters.generated_tokens,
-            "prefilled_tokens_total": self.counters.prefilled_tokens,
-        }
-
-
-_NO_TERMS = BorrowTerms(until_s=-math.inf, peers={})
+        """This worker's telemetry under the names of `fluidpd.telemetry.Readings`."""
+        return values(self, now_s)
 
 
 def _ewma(old: float | None, new: float) -> float:

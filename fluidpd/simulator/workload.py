@@ -1,4 +1,4 @@
-"""Workloads: requests with an arrival time and two lengths; read from trace text, cut, scaled, joined, or generated.
+"""Workloads: requests with an arrival time and two lengths; read from trace text, cut, scaled, joined, shaped, or generated.
 
 Never reads a file, and never calls a generated workload a trace: `source` says what it is.
 """
@@ -8,11 +8,15 @@ from __future__ import annotations
 import bisect
 import csv
 import io
+import itertools
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+MOONCAKE_BLOCK_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,7 @@ class Request:
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
+    cached_tokens: int = 0  # of the prompt, found in a prefix cache at the prefill worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class Workload:
 
     def described(self) -> dict[str, object]:
         n = max(1, len(self.requests))
+        cached = sum(r.cached_tokens for r in self.requests)
         return {
             "name": self.name,
             "generated": self.generated,
@@ -44,6 +50,7 @@ class Workload:
             "duration_s": round(self.duration_s, 3),
             "prompt_tokens_mean": round(sum(r.prompt_tokens for r in self.requests) / n, 1),
             "output_tokens_mean": round(sum(r.output_tokens for r in self.requests) / n, 1),
+            **({"cached_tokens_mean": round(cached / n, 1)} if cached else {}),
             "notes": list(self.notes),
         }
 
@@ -79,6 +86,46 @@ def parse_csv(name: str, text: str, *, generated: bool = False) -> Workload:
     if not found:
         raise BadTrace(f"{name}: no requests")
     return Workload(name, tuple(found), generated)
+
+
+def parse_mooncake(name: str, text: str, *, cache_blocks: int | None = None) -> Workload:
+    """A Mooncake trace: one JSON object a line with timestamp (ms), input_length, output_length and hash_ids, one per block of
+    512 tokens. Raises BadTrace.
+
+    What a prompt shares with those before it is found in one cache that all prefill workers see, of `cache_blocks` blocks (the
+    least recently used is dropped first), or of any size. At least its last token is always computed.
+    """
+    found: list[Request] = []
+    cache: OrderedDict[int, None] = OrderedDict()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            at_s, prompt, output = float(row["timestamp"]) / 1e3, int(row["input_length"]), int(row["output_length"])
+            blocks = [int(b) for b in row.get("hash_ids", ())]
+        except (ValueError, KeyError, TypeError):
+            raise BadTrace(
+                f"{name}: line {number}: needs timestamp, input_length, output_length and hash_ids, got {line[:80]!r}"
+            ) from None
+        if not math.isfinite(at_s) or at_s < 0 or prompt < 1 or output < 0:
+            raise BadTrace(
+                f"{name}: line {number}: times must be finite and >= 0, prompts >= 1 token, outputs >= 0: {line[:80]!r}"
+            )
+        if found and at_s < found[-1].arrival_s:
+            raise BadTrace(f"{name}: line {number}: timestamps must ascend ({at_s} s after {found[-1].arrival_s} s)")
+        shared = len(list(itertools.takewhile(cache.__contains__, blocks)))
+        for block in blocks:
+            cache[block] = None
+            cache.move_to_end(block)
+        while cache_blocks is not None and len(cache) > cache_blocks:
+            cache.popitem(last=False)
+        found.append(Request(at_s, prompt, max(1, output), min(shared * MOONCAKE_BLOCK_TOKENS, prompt - 1)))
+    if not found:
+        raise BadTrace(f"{name}: no requests")
+    share = sum(r.cached_tokens for r in found) / sum(r.prompt_tokens for r in found)
+    size = "any size" if cache_blocks is None else f"{cache_blocks} blocks"
+    return Workload(name, tuple(found), False, (f"prefix reuse {share:.1%} of prompt tokens, one shared cache of {size}",))
 
 
 def busiest(workload: Workload, seconds: float) -> Workload:
@@ -131,6 +178,56 @@ def concatenated(parts: Sequence[Workload], gap_s: float = 1.0) -> Workload:
     notes = tuple(f"{p.name}: {'; '.join(p.notes)}" for p in parts)
     name = "composite(" + " -> ".join(p.name for p in parts) + ")"
     return Workload(name, tuple(moved), any(p.generated for p in parts), ("composite", *notes))
+
+
+def overlaid(parts: Sequence[Workload]) -> Workload:
+    """All parts at once, from the same 0: a composite, labelled as such."""
+    merged = sorted((r for part in parts for r in part.requests), key=lambda r: r.arrival_s)
+    notes = tuple(f"{p.name}: {'; '.join(p.notes)}" for p in parts)
+    name = "composite(" + " + ".join(p.name for p in parts) + ")"
+    return Workload(name, tuple(merged), any(p.generated for p in parts), ("composite", *notes))
+
+
+def shifted(workload: Workload, seconds: float) -> Workload:
+    """Every arrival `seconds` later."""
+    if seconds == 0:
+        return workload
+    moved = tuple(replace(r, arrival_s=r.arrival_s + seconds) for r in workload.requests)
+    return replace(workload, requests=moved, notes=(*workload.notes, f"{seconds:g} s later"))
+
+
+def shaped(workload: Workload, rate_at: Callable[[float], float], note: str) -> Workload:
+    """The same requests in the same order, arriving `rate_at(t)` times as fast at time t: time is stretched, nothing is drawn.
+
+    Integrated in small steps of a hundredth of a second; a rate below 0.01 counts as 0.01, so that every request comes.
+    """
+    step_s, moved, passed, now = 0.01, [], 0.0, 0.0
+    for r in workload.requests:
+        while passed < r.arrival_s:
+            rate = max(0.01, rate_at(now))
+            ahead = min(step_s, (r.arrival_s - passed) / rate)
+            passed += ahead * rate
+            now += ahead
+        moved.append(replace(r, arrival_s=now))
+    return replace(workload, requests=tuple(moved), notes=(*workload.notes, note))
+
+
+def ramp(workload: Workload, start: float, end: float) -> Workload:
+    """From `start` times the rate to `end` times, evenly over the time the workload then takes."""
+    lasts = max(1e-9, workload.duration_s / ((start + end) / 2))
+    return shaped(workload, lambda t: start + (end - start) * min(1.0, t / lasts), f"ramp {start:g} to {end:g}")
+
+
+def square_wave(workload: Workload, period_s: float, low: float, high: float, duty: float = 0.5) -> Workload:
+    """`high` times the rate for `duty` of every period, `low` times for the rest."""
+    note = f"square wave {low:g}/{high:g}, {period_s:g} s"
+    return shaped(workload, lambda t: high if (t % period_s) < duty * period_s else low, note)
+
+
+def burst(workload: Workload, at_s: float, for_s: float, times: float) -> Workload:
+    """`times` the rate from `at_s` on for `for_s` seconds."""
+    note = f"burst x{times:g} at {at_s:g} s for {for_s:g} s"
+    return shaped(workload, lambda t: times if at_s <= t < at_s + for_s else 1.0, note)
 
 
 def generated(name: str, stats: Mapping[str, object], seconds: float, seed: int) -> Workload:

@@ -240,7 +240,7 @@ class EmulatedWorker:
     def room_ready(self, room: int) -> None:
         gen = self.halves.get(room)
         if gen is not None and gen.is_prefill_half:
-            gen.job.ready = True
+            self.engine.model.make_ready(gen.job)
             self.engine.wake()
 
     def kv_arrived(self, room: int, digest: bytes) -> None:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from fluidpd.cost import chunk_candidates
-from fluidpd.simulator.worker import MIN_CHUNK_TOKENS, BorrowTerms
+from fluidpd.simulator.terms import MIN_CHUNK_TOKENS, BorrowTerms
 from sidecar.plugin.steps import Shape, StepModel
 
 NO_TERMS = BorrowTerms(until_s=-math.inf, peers={})

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluidpd.simulator.worker import MAX_OPEN_CLAIMS, BorrowTerms, PeerQueue
+from fluidpd.simulator.terms import MAX_OPEN_CLAIMS, BorrowTerms, PeerQueue
 from sidecar.plugin.borrow import Borrow
 from sidecar.plugin.engine import Engine
 from sidecar.plugin.hello import BOOT

@@ -8,7 +8,9 @@ import pytest
 
 from fluidpd.cost import CostModel, parse_cost_table
 from fluidpd.policy.settings import PolicySettings
-from fluidpd.simulator.run import POLICIES, RunResult, SimSettings, Simulation, settings_for
+from fluidpd.simulator import policies
+from fluidpd.simulator.policies import POLICIES
+from fluidpd.simulator.run import RunResult, SimSettings
 from fluidpd.simulator.workload import Request, Workload, busiest, capped, concatenated, generated, parse_stats, scaled
 
 COST: CostModel = parse_cost_table(
@@ -22,7 +24,8 @@ def code_burst(seconds: float = 40.0, seed: int = 1) -> Workload:
 
 
 def simulate(workload: Workload, policy: str, **settings: object) -> RunResult:
-    return Simulation(workload, COST, SimSettings(policy=PolicySettings(home_prefill=2), **settings), policy).run()  # type: ignore[arg-type]
+    chosen = SimSettings(policy=PolicySettings(home_prefill=2), record_gaps=True, **settings)  # type: ignore[arg-type]
+    return policies.simulate(policy, workload, COST, chosen)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -71,17 +74,6 @@ def test_with_one_request_the_times_are_those_of_the_cost_model() -> None:
     assert outcome.gaps_s == pytest.approx([COST.decode_s(1, 1001), COST.decode_s(1, 1002)])
 
 
-def test_littles_law_holds_over_a_static_run() -> None:
-    """Mean number in the system = arrival rate x mean time in it, within the edges of a finite run."""
-    workload = code_burst(60)
-    result = simulate(workload, "static", prefill=6, decode=2)
-    spans = [(o.arrival_s, o.arrival_s + (o.ttft_s or 0) + sum(o.gaps_s)) for o in result.outcomes]
-    end = max(e for _, e in spans)
-    area = sum(e - s for s, e in spans)
-    rate, mean_time = len(spans) / end, area / len(spans)
-    assert area / end == pytest.approx(rate * mean_time)
-
-
 def test_a_request_larger_than_the_pool_is_lost_and_said_so() -> None:
     workload = Workload("big", (Request(0.0, 9000, 3), Request(0.1, 100, 3)), generated=True)
     result = simulate(workload, "static", kv_capacity_tokens=5000)
@@ -91,4 +83,4 @@ def test_a_request_larger_than_the_pool_is_lost_and_said_so() -> None:
 
 def test_an_unknown_policy_names_the_policies_there_are() -> None:
     with pytest.raises(ValueError, match="thresholds"):
-        settings_for("nope", PolicySettings())
+        policies.policy_named("nope")

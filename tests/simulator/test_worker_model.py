@@ -104,7 +104,7 @@ def test_a_prompt_whose_decode_half_has_no_space_yet_waits_and_lets_others_pass(
     model.add_prefill(job(2))
     run(model)
     assert [e.job.room for e in model.out if isinstance(e, Prefilled)] == [2]
-    blocked.ready = True
+    model.make_ready(blocked)
     run(model)
     assert [e.job.room for e in model.out if isinstance(e, Prefilled)] == [2, 1]
 

@@ -1,14 +1,38 @@
-"""Workloads: read, cut, scaled, joined, generated; bad input is named by line."""
+"""Workloads: read, cut, scaled, joined, shaped, generated; bad input is named by line."""
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 
 import pytest
 
-from fluidpd.simulator.workload import BadTrace, busiest, capped, concatenated, generated, parse_csv, parse_stats, scaled
+from fluidpd.cost import CostModel, parse_cost_table
+from fluidpd.simulator.policies import simulate
+from fluidpd.simulator.settings import SimSettings
+from fluidpd.simulator.workload import (
+    BadTrace,
+    Request,
+    Workload,
+    burst,
+    busiest,
+    capped,
+    concatenated,
+    generated,
+    overlaid,
+    parse_csv,
+    parse_mooncake,
+    parse_stats,
+    ramp,
+    scaled,
+    shifted,
+    square_wave,
+)
 
 HEADER = "arrival_s,prompt_tokens,output_tokens\n"
+COST: CostModel = parse_cost_table(
+    files("config").joinpath("costs/h100_h200.json").read_text(), "h100_sxm|sglang|70B|w=fp8|kv=fp8|tp=2"
+)
 STATS = parse_stats(files("config").joinpath("workloads.json").read_text())
 
 
@@ -57,3 +81,81 @@ def test_the_generator_repeats_by_seed_and_keeps_the_statistics_it_was_given(nam
     assert 0.5 * expected < len(made.requests) < 2.0 * expected
     arrivals = [r.arrival_s for r in made.requests]
     assert arrivals == sorted(arrivals)
+
+
+def mooncake(*rows: tuple[float, int, int, list[int]]) -> str:
+    return "\n".join(
+        json.dumps({"timestamp": t, "input_length": n, "output_length": o, "hash_ids": blocks}) for t, n, o, blocks in rows
+    )
+
+
+def test_a_mooncake_trace_finds_the_prefix_that_came_before() -> None:
+    found = parse_mooncake("m", mooncake((0, 1100, 10, [1, 2, 3]), (1500, 1200, 20, [1, 2, 9]), (3000, 1024, 5, [1, 2])))
+    assert [(r.arrival_s, r.prompt_tokens, r.output_tokens, r.cached_tokens) for r in found.requests] == [
+        (0.0, 1100, 10, 0),
+        (1.5, 1200, 20, 1024),
+        (3.0, 1024, 5, 1023),  # its last token is computed all the same
+    ]
+    assert "prefix reuse" in found.notes[0] and not found.generated
+
+
+def test_a_small_cache_forgets_the_block_used_longest_ago() -> None:
+    rows = mooncake((0, 512, 1, [1]), (1, 512, 1, [2]), (2, 512, 1, [3]), (3, 600, 1, [1]), (4, 600, 1, [3]))
+    assert [r.cached_tokens for r in parse_mooncake("m", rows, cache_blocks=2).requests] == [0, 0, 0, 0, 512]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no requests"),
+        ("{}", "line 1"),
+        ("not json", "line 1"),
+        (mooncake((5000, 10, 1, []), (0, 10, 1, [])), "line 2.*ascend"),
+        (mooncake((0, 0, 1, [])), "line 1"),
+    ],
+)
+def test_a_mooncake_trace_that_cannot_be_used_says_where_and_why(text: str, says: str) -> None:
+    with pytest.raises(BadTrace, match=says):
+        parse_mooncake("m", text)
+
+
+def test_cached_tokens_are_not_computed_again_and_the_laws_hold() -> None:
+    plain = Workload("w", (Request(0.0, 4000, 5), Request(1.0, 4000, 5)), True)
+    cached = Workload("w", (Request(0.0, 4000, 5), Request(1.0, 4000, 5, 3584)), True)
+    for name in ("static", "colocated_chunked"):
+        slow = simulate(name, plain, COST, SimSettings(prefill=1, decode=1, budget_tokens=8192)).outcomes[1]
+        fast = simulate(name, cached, COST, SimSettings(prefill=1, decode=1, budget_tokens=8192)).outcomes[1]
+        assert fast.ttft_s is not None and slow.ttft_s is not None and fast.ttft_s < 0.5 * slow.ttft_s
+        assert fast.cached_tokens == 3584
+
+
+def evenly(many: int, gap_s: float = 1.0) -> Workload:
+    return Workload("even", tuple(Request(i * gap_s, 10, 5) for i in range(many)), False)
+
+
+def test_shapes_keep_every_request_in_order_and_change_only_when_it_comes() -> None:
+    base = evenly(200, 0.1)
+    for made in (ramp(base, 0.5, 3), square_wave(base, 4, 0.2, 2), burst(base, 5, 2, 8)):
+        arrivals = [r.arrival_s for r in made.requests]
+        assert len(arrivals) == 200 and arrivals == sorted(arrivals)
+        assert len(made.notes) == 1 and not made.generated
+
+
+def test_a_burst_packs_and_a_ramp_accelerates() -> None:
+    packed = burst(evenly(60), 10, 5, 4)
+    assert sum(10 <= r.arrival_s < 15 for r in packed.requests) == pytest.approx(20, abs=1)
+    faster = ramp(evenly(200, 0.1), 0.5, 3)
+    times = [r.arrival_s for r in faster.requests]
+    assert times[10] - times[0] > 3 * (times[-1] - times[-11])
+
+
+def test_a_square_wave_is_dense_in_its_waves() -> None:
+    wave = square_wave(evenly(400, 0.1), 4, 0.5, 2)
+    high = sum(r.arrival_s % 4 < 2 for r in wave.requests)
+    assert high == pytest.approx(4 * (len(wave.requests) - high), rel=0.1)
+
+
+def test_overlaying_merges_by_time_and_shifting_comes_later() -> None:
+    both = overlaid([evenly(3), shifted(evenly(2), 0.5)])
+    assert [r.arrival_s for r in both.requests] == [0.0, 0.5, 1.0, 1.5, 2.0]
+    assert both.notes[0] == "composite" and both.name == "composite(even + even)"
