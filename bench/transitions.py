@@ -1,6 +1,6 @@
 """What a role change costs on the real SGLang (CPU): a cold restart, a move in place phase by phase, and a move that is none.
 
-    python bench/transitions.py                              # ten rounds of each, about eight minutes
+    python bench/transitions.py                              # ten rounds of each, about ten minutes
     python bench/transitions.py --rounds 2 --json out.json   # a look, and the figures with every single measurement
 
 One fleet, one run: 1 prefill and 2 decode workers behind the real router, our sidecars and the controller. A CPU's times say how
@@ -44,14 +44,14 @@ PARTS = {
     "late to decode": "prefill to decode, idle, registered after the switch",
 }
 NOTE = """\
-Milliseconds, of SGLang 0.5.23 on a CPU (engine: sglang-cpu). While a worker moves, and once a started one is healthy,
-two clients send short requests through the router; the worker is idle when asked, except where generations are handed off.
+All times in milliseconds, of SGLang 0.5.23 on a CPU (engine: sglang-cpu). While a worker moves, and once a started one is
+healthy, two clients send short requests through the router. The worker is idle when asked, except where it hands generations off.
 "out of service": from the moment the router has dropped the worker until it has served a request in its new role.
 "registered after": the same move by a worker whose sidecar does not wait for the plugin's promise to hold early requests
 (limits.hold_s next to 0): the controller then registers it only once the switch is verified. Compare "switch to first request".
-"re-admit" holds what is left to wait for at the router. The cold restart is of the same role: SIGTERM while nothing is in flight,
-start beside a fleet that is idle, until a request through the router is served again. It shares the machine's processors with the
-others, which a worker with processors of its own does not."""
+"re-admit" holds what is left to wait for at the router. The cold restart is of the same role: SIGTERM while nothing is in flight
+(SIGKILL after 10 s), start beside a fleet that is idle, until a request through the router is served again. It shares the
+machine's processors with the others. The ratio leaves out how long the process took to stop."""
 
 
 @dataclass
@@ -165,7 +165,7 @@ class Bench:
 
         rows = self.figures.rows
         began_s = time.time()
-        self._fleet.stop_worker(name)
+        self._fleet.stop_worker(name, within_s=10.0)
         stopped_s = time.time()
         self._fleet.start_worker(name)
         self._fleet.wait(f"{self._fleet.worker(name).url}/health", 300, name)
@@ -175,6 +175,7 @@ class Bench:
         rows[f"{RESTART}: stop"].append(stopped_s - began_s)
         rows[f"{RESTART}: start"].append(healthy_s - stopped_s)
         rows[f"{RESTART}: healthy to first request"].append(served_s - healthy_s)
+        rows[f"{RESTART}: start to first request"].append(served_s - stopped_s)
         rows[f"{RESTART}: out of service"].append(served_s - began_s)
         until(lambda: self._state(name) == "serving", 60, f"{name} to be registered again")
 
@@ -238,7 +239,7 @@ def result(figures: Figures, rounds: int) -> dict[str, Any]:
     table = figures.table()
 
     def ratio(part: str) -> float | None:
-        cold = table.get(f"{RESTART}: out of service")
+        cold = table.get(f"{RESTART}: start to first request")
         return round(cold["median"] / table[f"{part}: out of service"]["median"], 1) if cold else None
 
     early, late = (table[f"{PARTS[part]}: switch to first request"]["median"] for part in ("to prefill", "late"))
@@ -259,7 +260,7 @@ def shown(found: dict[str, Any]) -> str:
     for name, row in found["rows"].items():
         lines.append(f"| {name} | {row['n']} | {row['median']:.1f} | {row['p90']:.1f} | {row['min']:.1f} | {row['max']:.1f} |")
     ratios = ", ".join(f"{ratio} ({part})" for part, ratio in found["restart_over_move"].items())
-    lines += ["", f"cold restart / move, medians of the time out of service: {ratios}"]
+    lines += ["", f"cold restart (start to first request) / move (out of service), medians: {ratios}"]
     lines.append(f"early registration hides, median: {found['early_registration_hides_ms']:g} ms")
     lines.append("; ".join(f"{name}: {count}" for name, count in sorted(found["counts"].items())))
     return "\n".join(lines)

@@ -48,7 +48,8 @@ class StepFit:
         self._x = [0.0] * terms
         self._a = [[0.0] * terms for _ in range(terms)]
         self._b = [0.0] * terms
-        self._usual_error_s = 0.0
+        self._usual_error = 0.0  # |measured - predicted| / predicted
+        self._deepest = 0
         self._residuals_s: deque[float] = deque(maxlen=_RESIDUALS)
         self._guard_s: float | None = None
         self._guard_age = 0
@@ -65,16 +66,21 @@ class StepFit:
     def learn(self, shape: Shape, took_s: float) -> None:
         predicted_s = self.predict_s(shape)
         weight = 1.0 / (took_s + 0.001) ** 2
-        if predicted_s is not None:
-            error_s = abs(took_s - predicted_s)
+        if predicted_s is not None and not self._is_news(shape):
             self._residuals_s.append(took_s - predicted_s)
             self._guard_age += 1
-            if self._usual_error_s > 0 and error_s > _OUTLIER * self._usual_error_s:
-                weight *= _OUTLIER * self._usual_error_s / error_s
-            self._usual_error_s += 0.05 * (min(error_s, _OUTLIER * self._usual_error_s or error_s) - self._usual_error_s)
+            # Relative, as the fit is: beside a thousand small steps a large one is no pause of the machine.
+            error = abs(took_s - predicted_s) / (predicted_s + 0.001)
+            if self._usual_error > 0 and error > _OUTLIER * self._usual_error:
+                weight *= _OUTLIER * self._usual_error / error
+            self._usual_error += 0.05 * (min(error, _OUTLIER * self._usual_error or error) - self._usual_error)
         self.steps += 1
-        self.largest_c = max(self.largest_c, shape.c)
+        self.largest_c, self._deepest = max(self.largest_c, shape.c), max(self._deepest, shape.o)
         self._take(shape.terms(), took_s, weight)
+
+    def _is_news(self, shape: Shape) -> bool:
+        """Beyond all that was measured: it is believed in full, and says nothing about how wrong the model usually is."""
+        return shape.c > self.largest_c or shape.o > self._deepest
 
     def residual_p995_s(self) -> float | None:
         """P99.5 of (measured - predicted) over the last steps; None while there are none. Never below zero."""

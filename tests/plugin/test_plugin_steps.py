@@ -9,7 +9,7 @@ import pytest
 
 from fluidpd.simulator.worker import BorrowTerms
 from sidecar.plugin.chunks import TRIAL_TOKENS_PER_S, ChunkRule
-from sidecar.plugin.steps import GUARD_FLOOR_S, Shape, StepModel
+from sidecar.plugin.steps import GUARD_FLOOR_S, Shape, StepFit, StepModel
 
 
 def gpu(s: Shape) -> float:
@@ -78,6 +78,26 @@ def test_the_guard_follows_the_worst_errors_and_has_a_floor() -> None:
         good.learn(shape, gpu(shape) + (0.015 if rng.random() < 0.02 else 0.0))
     assert 0.010 < good.lent.guard_s() < 0.020
     assert good.decode.guard_s() == GUARD_FLOOR_S  # the regimes are kept apart
+
+
+def test_a_prompt_at_once_is_believed_after_a_thousand_small_chunks() -> None:
+    """It takes fifty times as long as any step before it: not a pause, another size."""
+    fit = StepFit(7)
+    rng = random.Random(3)
+
+    def truth(shape: Shape) -> float:
+        return 0.004 + shape.c * 1e-4 + (shape.c + shape.o) ** 2 * 1e-8
+
+    for _ in range(1000):
+        small = Shape(rng.choice((64, 128)), rng.randrange(0, 1900), 0, 0)
+        fit.learn(small, truth(small) * rng.uniform(0.95, 1.05))
+    whole = Shape(2000, 0, 0, 0)
+    for _ in range(3):
+        fit.learn(whole, truth(whole) * rng.uniform(0.95, 1.05))
+    predicted_s = fit.predict_s(whole)
+    assert predicted_s == pytest.approx(truth(whole), rel=0.25)
+    small = Shape(64, 1000, 0, 0)
+    assert fit.predict_s(small) == pytest.approx(truth(small), rel=0.25)
 
 
 def test_a_pause_of_the_machine_does_not_bend_the_model() -> None:
