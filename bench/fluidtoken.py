@@ -157,16 +157,16 @@ def chunks(pair: Pair, asked: list[list[int]], tbt_slo_s: float) -> tuple[Row, l
 
 def lesson(pair: Pair) -> None:
     """Before anything is compared the decode worker has lent, and knows what a chunk of each size takes."""
-    from test_sglang_claims import prompts
+    from test_sglang_claims import prompts, until
 
-    with pair.slow_prefill(2.0), grants(pair, WHOLE_S, rate=100.0):
-        for seed in range(3):
-            pair.ask_all(prompts(4, seed=100 + seed, low=1500, high=1900))
-    for slo_s in (0.3, 0.15):  # and small chunks at many depths
-        with pair.slow_prefill(2.0), grants(pair, slo_s, rate=100.0):
-            stream = pair.ask(prompts(1, seed=5, low=50, high=60)[0], 500)
-            pair.ask_all(prompts(4, seed=200, low=1500, high=1900))
-            stream.wait()
+    for slo_s in (0.4, 0.15, WHOLE_S):  # chunks of every size at many depths, beside decodes
+        with pair.slow_prefill(0.0):
+            streams = [pair.ask(p, 700) for p in prompts(3, seed=9, low=50, high=100)]
+            until(lambda streams=streams: all(len(s.at_s) > 20 for s in streams), 60, "streams that run")
+        with pair.slow_prefill(STUCK_S), grants(pair, slo_s, rate=100.0):
+            pair.ask_all(prompts(6, seed=100, low=1900, high=2040))
+        for s in streams:
+            s.wait()
     pair.count(_COUNTERS[0])
 
 

@@ -15,6 +15,7 @@ from sidecar.plugin.steps import Shape, StepModel
 NO_TERMS = BorrowTerms(until_s=-math.inf, peers={})
 _HOLD_S = 1.0
 _TYPICAL_DEPTH = 1024
+_MOST_TRIAL_TOKENS = 1024
 TRIAL_TOKENS_PER_S = 1000.0  # assumed of a worker that has not lent yet: one claim at a time, then there is a record
 
 
@@ -35,6 +36,7 @@ class ChunkRule:
         self.fused = fused
         self.hold_until_s = -math.inf
         self.held_total = 0
+        self._trial_tokens = MIN_CHUNK_TOKENS
         self._last_lent_s = -math.inf
         self._over_in_a_row = 0
 
@@ -56,7 +58,7 @@ class ChunkRule:
         most = max(2 * lent.largest_c, MIN_CHUNK_TOKENS)
         candidates = [c for c in chunk_candidates(rest, batch if self.fused else 0) if c <= most]
         if not lent.is_known:
-            return min(most, rest)
+            return min(most if batch == 0 else self._trial_tokens, rest)
         for c in candidates:
             step_s = self.step_s(c, depth, batch, context_tokens)
             if batch == 0 or (step_s is not None and step_s <= limit_s):
@@ -82,6 +84,10 @@ class ChunkRule:
     def ran(self, now_s: float, by_floor: bool, gap_s: float | None, slo_s: float) -> None:
         """A lent step is over. Two in a row over the target, measured and not predicted: lend nothing for a while."""
         self._last_lent_s = now_s
+        if gap_s is not None:
+            # Until there is a fit, only what was measured beside decodes says how much more may be tried beside them.
+            fits_twice = gap_s <= slo_s / 2
+            self._trial_tokens = min(2 * self._trial_tokens, _MOST_TRIAL_TOKENS) if fits_twice else MIN_CHUNK_TOKENS
         self._over_in_a_row = self._over_in_a_row + 1 if gap_s is not None and gap_s > slo_s and not by_floor else 0
         if self._over_in_a_row >= 2:
             self.hold_until_s, self._over_in_a_row = now_s + _HOLD_S, 0

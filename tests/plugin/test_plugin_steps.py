@@ -139,15 +139,24 @@ def test_what_never_fits_still_moves_at_the_floor() -> None:
     assert rule.next(10.3, TERMS, 20, 6000, 8, 8000).tokens == 20
 
 
-def test_without_a_model_it_starts_small_and_doubles() -> None:
+def test_without_a_model_it_starts_small_and_doubles_while_the_decodes_have_room_for_twice_as_much() -> None:
     rule = ChunkRule(StepModel(), False)
     sizes = []
-    for _ in range(5):
+    for gap_s in (0.005, 0.012, 0.019, 0.035, 0.012):
         tokens = rule.next(0.0, TERMS, 5000, 0, 4, 4000).tokens
         sizes.append(tokens)
-        rule.model.learn(Shape(tokens, 0, 0, 0), 0.001)
-    assert sizes == [64, 128, 256, 512, 1024]
+        rule.model.learn(Shape(tokens, 0, 0, 0), gap_s)
+        rule.ran(0.0, False, gap_s, 0.04)
+    assert sizes == [64, 128, 256, 512, 64]
     assert rule.rate(TERMS, 4, 4000, None) == TRIAL_TOKENS_PER_S
+
+
+def test_a_large_chunk_that_delayed_nobody_is_no_leave_to_delay_decodes() -> None:
+    rule = ChunkRule(StepModel(), False)
+    rule.model.learn(Shape(2000, 0, 0, 0), 0.2)  # nothing was decoded then
+    rule.ran(0.0, False, None, 0.04)
+    assert rule.next(0.1, TERMS, 2000, 0, 4, 4000).tokens == 64
+    assert rule.next(0.1, TERMS, 2000, 0, 0, 0).tokens == 2000
 
 
 def test_two_measured_overruns_stop_the_lending_for_a_while() -> None:
