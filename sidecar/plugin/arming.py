@@ -26,6 +26,7 @@ class Hook:
 
     target: str
     around: Around
+    is_needed: Callable[[], bool] | None = None  # asked first, where the hook has nothing to do in almost every iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,14 @@ class _WatchedAsync(_Watched):
         return self.result
 
 
+def _where_needed(guarded: Around, is_needed: Callable[[], bool]) -> Around:
+    @functools.wraps(guarded)
+    def passed(original: Original, *args: Any, **kwargs: Any) -> Any:
+        return guarded(original, *args, **kwargs) if is_needed() else original(*args, **kwargs)
+
+    return passed
+
+
 class Guard:
     """Keeps the engine alive whatever a hook does. After `max_errors` failures every hook passes straight through, for good."""
 
@@ -182,10 +191,11 @@ class Guard:
             except Exception:
                 log.exception("fluidpd: what was open could not be ended")
 
-    def around(self, name: str, hook: Around) -> Around:
+    def around(self, name: str, hook: Around, is_needed: Callable[[], bool] | None = None) -> Around:
         """`hook` made safe. An error of the engine's own function goes up as it is; one of ours never does."""
         self.hook_s[name], self.hook_calls[name] = 0.0, 0
-        return self._around_async(name, hook) if inspect.iscoroutinefunction(hook) else self._around_sync(name, hook)
+        guarded = self._around_async(name, hook) if inspect.iscoroutinefunction(hook) else self._around_sync(name, hook)
+        return guarded if is_needed is None else _where_needed(guarded, is_needed)
 
     def _around_sync(self, name: str, hook: Around) -> Around:
         @functools.wraps(hook)

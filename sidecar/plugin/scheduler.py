@@ -86,7 +86,7 @@ class SchedulerPart:
             "chunk": self._chunk,
             "drop_stale": self._drop_stale,
         }
-        self._role = self.engine.role
+        self._mode = scheduler.disaggregation_mode
         self._lent_since_s: float | None = None
         self._launching: Launched | None = None
         self._after_lent = False  # the last step was a chunk alone: its cost shows in the next decode step's gap
@@ -156,8 +156,8 @@ class SchedulerPart:
     def decide(self, now_s: float) -> list[Command]:
         """What all ranks are to do in this iteration. Commands stay pending until they were run: SGLang may skip a broadcast."""
         self.wake.seen()
-        if self.engine.role is not self._role:
-            self._role = self.engine.role
+        if self.scheduler.disaggregation_mode is not self._mode:
+            self._mode = self.scheduler.disaggregation_mode
             self.wants.forget()
             self.samples.jump()
         while self._posted:
@@ -313,8 +313,10 @@ class SchedulerPart:
         ends_prompt = bool(batch.contains_last_prefill_chunk)
         self._launching = Launched(shape, at_s, lent, bool(lent) and chunk.by_floor, ends_prompt)
 
-    def launched(self, result: Any) -> None:
+    def launched(self, result: Any, now_s: float) -> None:
         if self._launching is not None:
+            if not self.engine.has_gpu:
+                self._launching.ran_s = now_s - self._launching.at_s
             self.telemetry.launched(result, self._launching)
             self._launching = None
 

@@ -79,7 +79,7 @@ def _run_batch(original: Any, self: Any, batch: Any, *args: Any, **kwargs: Any) 
         part.samples.launching(at_s)
     result = original(self, batch, *args, **kwargs)
     if part is not None:
-        part.launched(result)
+        part.launched(result, time.monotonic())
     return result
 
 
@@ -96,9 +96,12 @@ def _process_decode_queue(original: Any, self: Any) -> Any:
     return original(self)
 
 
+def _is_lending() -> bool:
+    return PART is not None and PART.borrow.is_busy
+
+
 def _next_decode(original: Any, self: Any, running_batch: Any) -> Any:
-    if PART is None or not PART.borrow.is_busy:
-        return original(self, running_batch)
+    assert PART is not None
     return PART.borrow.plan(lambda batch: original(self, batch), running_batch)
 
 
@@ -109,8 +112,7 @@ def _is_idle(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _kv_budget(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     budget = original(self, *args, **kwargs)
-    if PART is None or not PART.borrow.is_busy:
-        return budget
+    assert PART is not None
     return budget - PART.borrow.reserved_tokens(int(self.num_reserved_decode_tokens))
 
 
@@ -123,9 +125,9 @@ HOOKS: tuple[Hook, ...] = (
     Hook(_SCHEDULER + "run_batch", _run_batch),
     Hook(_SCHEDULER + "process_batch_result", _process_result),
     Hook(_SCHEDULER + "process_decode_queue", _process_decode_queue),
-    Hook(_SCHEDULER + "get_next_disagg_decode_batch_to_run", _next_decode),
+    Hook(_SCHEDULER + "get_next_disagg_decode_batch_to_run", _next_decode, _is_lending),
     Hook(_SCHEDULER + "is_fully_idle", _is_idle),
-    Hook("sglang.srt.disaggregation.decode.DecodePreallocQueue._allocatable_token_budgets", _kv_budget),
+    Hook("sglang.srt.disaggregation.decode.DecodePreallocQueue._allocatable_token_budgets", _kv_budget, _is_lending),
     *adopt.HOOKS,
 )
 USES: tuple[str, ...] = (*adopt.USES, *borrow.USES, *claims.USES, *engine.USES, *stale.USES, *wake.USES)

@@ -19,7 +19,7 @@ _BUSY_TAU_S = 3.0
 _RATE_TAU_S = 5.0
 _EWMA = 0.2
 _WELL_KNOWN_STEPS = 128
-_LESSON_EVERY = 4
+_LESSON_EVERY = 16
 _OPEN = 64  # launched steps whose results are not in yet: two in SGLang's overlap loop
 
 
@@ -30,6 +30,7 @@ class Launched:
     lent_tokens: int
     by_floor: bool
     ends_prompt: bool
+    ran_s: float | None = None  # how long the launch itself took, where it returns only when the step has run (a CPU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +100,15 @@ class Telemetry:
         self._open[id(result)] = work
 
     def done(self, result: Any, now_s: float, is_prefill: bool, hook_s: float = 0.0) -> Done | None:
-        """The step's results are processed. Right on a GPU too, where a launch returns early: a step begins when it was launched
-        or when the one before it was over, whichever came last. `hook_s`: seconds inside our own code since the start."""
+        """The step's results are processed. On a GPU, where a launch returns early, a step begins when it was launched or when
+        the one before it was over, whichever came last. On a CPU it has run by then: in the overlap loop the time until its
+        results are processed is that of the step after it. `hook_s`: seconds inside our own code since the start."""
         launched = self._open.pop(id(result), None)
         if launched is None:
             self.unmatched_total += 1
             return None
         shape = launched.shape
-        took_s = now_s - max(launched.at_s, self._last_done_s)
+        took_s = launched.ran_s if launched.ran_s is not None else now_s - max(launched.at_s, self._last_done_s)
         self._last_done_s = now_s
         gap_s = None
         if shape.batch > 0:
@@ -142,7 +144,7 @@ class Telemetry:
             self.step_s = done.took_s if self.step_s is None else (1 - _EWMA) * self.step_s + _EWMA * done.took_s
 
     def _is_lesson(self, shape: Shape) -> bool:
-        """Every lent step, and of decode steps, which come by the hundred alike, every fourth once they are known."""
+        """Every lent step, and of decode steps, which come by the hundred alike, every sixteenth once they are known."""
         return shape.c > 0 or self.model.decode.steps < _WELL_KNOWN_STEPS or self.steps_total % _LESSON_EVERY == 0
 
     def late(self, by_floor: bool) -> None:

@@ -17,6 +17,15 @@ def chunk(tokens: int, at_s: float, *, by_floor: bool = False, ends: bool = Fals
     return Launched(Shape(tokens, 0, 0, 0), at_s, tokens, by_floor, ends)
 
 
+def test_on_a_cpu_a_step_took_what_its_launch_took_not_what_the_next_ones_did() -> None:
+    telemetry = Telemetry()
+    chunk, decode = object(), object()
+    telemetry.launched(chunk, Launched(Shape(2000, 0, 0, 0), 1.0, 2000, False, True, ran_s=0.2))
+    telemetry.launched(decode, Launched(Shape(0, 0, 3, 300), 1.21, 0, False, False, ran_s=0.01))
+    assert telemetry.done(chunk, 1.23, False).took_s == pytest.approx(0.2)  # type: ignore[union-attr]
+    assert telemetry.done(decode, 1.45, False).took_s == pytest.approx(0.01)  # type: ignore[union-attr]
+
+
 def test_in_the_overlap_loop_a_step_begins_when_the_one_before_it_was_over() -> None:
     telemetry, first, second = Telemetry(), object(), object()
     telemetry.launched(first, decode(4, 1.00))
