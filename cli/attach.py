@@ -78,6 +78,7 @@ def attach(
     """
     from cli.attach_parts import Parts, PartTrouble
 
+    signal.signal(signal.SIGINT, _interrupt)  # a shell that starts it in the background has it ignored
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     parts: Parts | None = None
