@@ -31,6 +31,7 @@ class Samples:
         self._tbt_slo_s = 0.04
         self._made: tuple[float, dict[str, Any]] | None = None
         self._made_s = 0.0
+        self._was_busy = False  # what the newest sample said
         self._seen: tuple[int, int, float] = (0, 0, 0.0)
         self._wake = threading.Event()
         self._is_due = threading.Event()
@@ -52,6 +53,8 @@ class Samples:
         """Once an iteration: make a sample if one is due, or if the queue has jumped."""
         if self._part.link is None:
             return
+        if self._was_busy:
+            self._part.wake.up()  # no sleep before a sample has said that all is done: the last one would stand for a second
         since_s = now_s - self._made_s
         if since_s < _SHORTEST_GAP_S or (since_s < self._period_s and not self._is_due.is_set() and not self._has_jumped()):
             return
@@ -97,6 +100,7 @@ class Samples:
                 "queue_total": len(waiting),
             },
         )
+        self._was_busy = bool(values["kv_used_tokens"] or values["running"] or waiting)
         tbt = values["tbt_p99_s"]
         late = isinstance(tbt, float) and tbt > self._tbt_slo_s >= self._seen[2]
         tokens = int(values["waiting_tokens"])

@@ -27,8 +27,13 @@ class FakePart:
         self.borrow = Borrow(self.engine)
         self.wants = Wants(self.engine, self.borrow)
         self.arbiter = Arbiter(self.engine)
+        self.woken_total = 0
+        self.wake = SimpleNamespace(up=self._woken)
         self.sent: list[dict[str, Any]] = []
         self.link = SimpleNamespace(connected=True, send_sample=self.sent.append)
+
+    def _woken(self) -> None:
+        self.woken_total += 1
 
     def started_tokens(self) -> int:
         return 0
@@ -100,3 +105,16 @@ def test_a_queue_is_sent_up_to_its_limit_and_counted_whole() -> None:
     samples.look(1.0)
     samples.send_newest(1.0)
     assert len(part.sent[0]["queue"]) == 256 and part.sent[0]["queue_total"] == 300 and part.sent[0]["values"]["waiting"] == 300
+
+
+def test_a_scheduler_falls_asleep_only_after_a_sample_has_said_that_all_is_done() -> None:
+    part, samples = made("decode")
+    part.scheduler.free = 9_000
+    samples.look(1.0)
+    part.scheduler.free = 10_000  # given back after the boundary that was sampled
+    samples.look(1.005)
+    assert part.woken_total == 1
+    samples.look(1.06)
+    assert part.woken_total == 2
+    samples.look(1.12)
+    assert part.woken_total == 2  # the sample of 1.06 s says that nothing is used

@@ -139,6 +139,13 @@ def prompts(count: int, seed: int, low: int = 1000, high: int = 2000) -> list[Id
     return [[rng.randrange(5, 500) for _ in range(rng.randrange(low, high))] for _ in range(count)]
 
 
+def eager(pair: Pair) -> Grants:
+    """Grants under which every claim looks worth while: what a test needs that is about what comes of claims."""
+    grants = Grants(pair.sidecars)
+    grants.rate_tokens_per_s = 100.0
+    return grants
+
+
 def flip(worker: RealWorker, role: str) -> None:
     body = {"new_role": role, "decode_cuda_graph_memory_gb": 0, "prepare_only": False}
     answer = httpx.post(f"{worker.url}/pd_role_switch", json=body, timeout=60)
@@ -189,7 +196,7 @@ def test_both_parts_are_armed_and_say_what_they_can(pair: Pair) -> None:
 def test_greedy_output_is_the_same_with_claims_and_all_is_given_back(pair: Pair, alone: tuple[list[Ids], list[Ids]]) -> None:
     asked, expected = alone
     won = pair.count("claims_won_total")
-    with pair.slow_prefill(), Grants(pair.sidecars).renewed():
+    with pair.slow_prefill(), eager(pair).renewed():
         answers = pair.ask_all(asked)
     assert [(a.status, a.prefill_status) for a in answers] == [(200, 200)] * 12  # a half that was given away ends well too
     assert [a.ids for a in answers] == expected
@@ -203,7 +210,7 @@ def test_lent_chunks_run_between_decodes_and_the_streams_are_exact(pair: Pair, a
     background = prompts(3, seed=9, low=50, high=100)
     before = [s.wait().ids for s in [pair.ask(p, 160) for p in background]]
     lent = pair.count("lent_steps_total")
-    with pair.slow_prefill(), Grants(pair.sidecars).renewed():
+    with pair.slow_prefill(), eager(pair).renewed():
         streams = [pair.ask(p, 160) for p in background]
         until(lambda: all(s.at_s for s in streams), 60, "streams that run")
         answers = pair.ask_all(asked[:8])
@@ -217,7 +224,7 @@ def test_an_answer_that_is_lost_is_mended_by_the_tombstone(pair: Pair, alone: tu
     asked, expected = alone
     mended = pair.count("claims_mended_total")
     pair.at_prefill.lose_given = 2
-    with pair.slow_prefill(), Grants(pair.sidecars).renewed():
+    with pair.slow_prefill(), eager(pair).renewed():
         answers = pair.ask_all(asked)
     assert [a.ids for a in answers] == expected
     pair.assert_clean()
@@ -227,7 +234,7 @@ def test_an_answer_that_is_lost_is_mended_by_the_tombstone(pair: Pair, alone: tu
 def test_clients_that_leave_at_any_moment_cost_the_others_nothing(pair: Pair, alone: tuple[list[Ids], list[Ids]]) -> None:
     asked, expected = alone
     rng = random.Random(5)
-    with pair.slow_prefill(), Grants(pair.sidecars).renewed():
+    with pair.slow_prefill(), eager(pair).renewed():
         for _ in range(2):
             cut = [pair.ask(p, 64, cut_s=rng.uniform(0.2, 6.0)) for p in prompts(6, seed=rng.randrange(10**6))]
             answers = pair.ask_all(asked[:6])
@@ -251,7 +258,7 @@ def test_what_may_not_change_hands_is_never_asked_for(pair: Pair) -> None:
 def test_a_sidecar_that_dies_ends_no_request(pair: Pair, alone: tuple[list[Ids], list[Ids]]) -> None:
     asked, expected = alone
     hellos = len(pair.at_decode.hellos)
-    with pair.slow_prefill(), Grants(pair.sidecars).renewed():
+    with pair.slow_prefill(), eager(pair).renewed():
         running = [pair.ask(p) for p in asked[:6]]
         time.sleep(1.5)
     pair.at_decode.drop_connections()
@@ -280,7 +287,7 @@ def test_a_revoked_grant_claims_nothing_more_and_what_was_borrowed_is_finished(
     asked, expected = alone
     won = pair.at_decode.value("claims_won_total")
     with pair.slow_prefill():
-        with Grants(pair.sidecars).renewed():
+        with eager(pair).renewed():
             running = [pair.ask(p) for p in asked]
             until(lambda: pair.at_decode.value("claims_won_total") > won, 60, "a first claim to be won")
         revoked = pair.count("claims_asked_total")  # the revocation has arrived by these samples
@@ -320,7 +327,7 @@ def test_claims_work_with_roles_exchanged(pair: Pair, alone: tuple[list[Ids], li
         for sidecar, worker in zip(swapped.sidecars, (swapped.decode, swapped.prefill), strict=True):
             assert sidecar.order("drop_stale", bootstrap=worker.bootstrap)["ok"]
         won = swapped.count("claims_won_total")
-        with swapped.slow_prefill(), Grants(swapped.sidecars).renewed():
+        with swapped.slow_prefill(), eager(swapped).renewed():
             answers = swapped.ask_all(asked)
         assert [a.ids for a in answers] == expected
         swapped.assert_clean()
