@@ -52,6 +52,9 @@ class StubSidecar:
             part.close()
 
     def send(self, part: str, message: Line) -> None:
+        until = time.monotonic() + 10
+        while part not in self._parts and time.monotonic() < until:
+            time.sleep(0.005)  # it was dropped, and comes back
         with self._lock:
             self._parts[part].sendall(json.dumps(message).encode() + b"\n")
 
@@ -101,11 +104,13 @@ class StubSidecar:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        part = ""
         try:
             with connection.makefile("rb") as lines:
                 hello = json.loads(lines.readline())
                 self.hellos.append(hello)
-                self._parts[hello["part"]] = connection
+                part = hello["part"]
+                self._parts[part] = connection
                 welcome = {"type": "welcome", "protocol": 1, "sample_hz": 20.0, "ttft_slo_s": 2.0, "tbt_slo_s": self.tbt_slo_s}
                 self.send(hello["part"], welcome)
                 for raw in lines:
@@ -113,6 +118,8 @@ class StubSidecar:
         except (OSError, ValueError):
             pass
         finally:
+            if self._parts.get(part) is connection:
+                del self._parts[part]
             connection.close()
 
     def _hear(self, said: Line) -> None:
