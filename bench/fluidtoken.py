@@ -55,21 +55,11 @@ def main() -> int:
 
     from real_environment import environment
     from real_fleet import RealFleet
-    from stub_sidecars import StubSidecar
-    from test_sglang_claims import SPEC, Pair, until
+    from test_sglang_claims import SPEC, running_pair
 
-    fleet = RealFleet(SPEC, environment(), Path(tempfile.mkdtemp(prefix="fluidpd-fluidtoken-")))
-    sidecars = tuple(StubSidecar(w.name, fleet.socket(w), w.bootstrap) for w in fleet.workers)
-    for sidecar in sidecars:
-        sidecar.peers = sidecars
     say("starting one prefill and one decode worker of SGLang on the CPU")
-    try:
-        fleet.start()
-        until(lambda: all(s.samples_total > 2 for s in sidecars), 30, "samples of both workers")
-        pair = Pair(*fleet.workers, *sidecars)
+    with running_pair(RealFleet(SPEC, environment(), Path(tempfile.mkdtemp(prefix="fluidpd-fluidtoken-")))) as pair:
         result = {"engine": "sglang-cpu", "rounds": options.rounds, **measure(pair, options.rounds, options.prompts)}
-    finally:
-        fleet.stop()
     text = json.dumps(result, indent=1)
     print(text)
     if options.json:

@@ -20,8 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "sglang")]
 def main() -> int:
     from real_environment import environment
     from real_fleet import RealFleet
-    from stub_sidecars import StubSidecar
-    from test_sglang_claims import SPEC, Pair, until
+    from test_sglang_claims import SPEC, running_pair
 
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--streams", type=int, default=8)
@@ -31,17 +30,8 @@ def main() -> int:
     ask.add_argument("--limit", type=float, default=0.01)
     options = ask.parse_args()
 
-    folder = Path(tempfile.mkdtemp(prefix="fluidpd-overhead-"))
-    fleet = RealFleet(SPEC, environment(), folder)
-    sidecars = tuple(StubSidecar(w.name, fleet.socket(w), w.bootstrap) for w in fleet.workers)
-    for sidecar in sidecars:
-        sidecar.peers = sidecars
-    try:
-        fleet.start()
-        until(lambda: all(s.samples_total > 2 for s in sidecars), 30, "samples of both workers")
-        result = measure(Pair(*fleet.workers, *sidecars), options.streams, options.tokens, options.rounds, options.claims)
-    finally:
-        fleet.stop()
+    with running_pair(RealFleet(SPEC, environment(), Path(tempfile.mkdtemp(prefix="fluidpd-overhead-")))) as pair:
+        result = measure(pair, options.streams, options.tokens, options.rounds, options.claims)
     result["limit"] = options.limit
     print(json.dumps(result))
     return 0 if result["share_median"] <= options.limit else 1

@@ -9,10 +9,9 @@ import math
 from dataclasses import dataclass
 
 from fluidpd.cost import chunk_candidates
-from fluidpd.simulator.terms import MIN_CHUNK_TOKENS, BorrowTerms
+from fluidpd.simulator.terms import MIN_CHUNK_TOKENS, NO_TERMS, BorrowTerms
 from sidecar.plugin.steps import Shape, StepModel
 
-NO_TERMS = BorrowTerms(until_s=-math.inf, peers={})
 _HOLD_S = 1.0
 _TYPICAL_DEPTH = 1024
 _MOST_TRIAL_TOKENS = 1024

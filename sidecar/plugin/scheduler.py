@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fluidpd.simulator.terms import NO_TERMS
 from sidecar.plugin import entry as plugin
 from sidecar.plugin import stale
 from sidecar.plugin.borrow import Borrow
-from sidecar.plugin.chunks import NO_TERMS, ChunkRule
+from sidecar.plugin.chunks import ChunkRule
 from sidecar.plugin.claims import Arbiter
 from sidecar.plugin.drain import Drain
 from sidecar.plugin.engine import Engine

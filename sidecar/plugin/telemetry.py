@@ -11,7 +11,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from fluidpd.slo import nearest_rank
 from fluidpd.telemetry import IDLE
 from sidecar.plugin.steps import Shape, StepModel
 
@@ -66,7 +65,6 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.model = StepModel()
-        self.steps: deque[Done] = deque(maxlen=2048)  # newest last, for whoever looks into one worker
         self.steps_total = 0
         self.step_s: float | None = None  # decode steps without lent work
         self.prefill_rate = Decaying()
@@ -125,7 +123,6 @@ class Telemetry:
 
     def _count(self, done: Done, is_prefill: bool, ends_prompt: bool) -> None:
         shape = done.shape
-        self.steps.append(done)
         self.steps_total += 1
         if not is_prefill and self._is_lesson(shape):  # a prefill worker's pace may be another's fault
             self.model.learn(shape, done.took_s)
@@ -211,11 +208,6 @@ class Telemetry:
             "late_steps_total": self.late_steps_total,
             "late_floor_steps_total": self.late_floor_steps_total,
         }
-
-    def gap_p99_s(self) -> float | None:
-        """p99 of the token gaps of the steps that are remembered: for benches."""
-        gaps = [d.gap_s for d in self.steps if d.gap_s is not None]
-        return nearest_rank(gaps, 0.99) if gaps else None
 
 
 def _or_idle(value: float | None) -> float | str:

@@ -157,21 +157,26 @@ FLAGS = "--max-total-tokens 32768 --chunked-prefill-size 2048"
 SPEC = RealSpec(prefill=1, decode=1, control=False, router=False, sidecars=False, flags={"*": FLAGS})
 
 
-@pytest.fixture(scope="module")
-def pair(sglang_environment: SglangEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    fleet = RealFleet(SPEC, sglang_environment, tmp_path_factory.mktemp("claims"))
+@contextmanager
+def running_pair(fleet: RealFleet) -> Iterator[Pair]:
+    """Both workers of `fleet` started, with stand-in sidecars that have heard of them; all of it stopped at the end."""
     sidecars = tuple(StubSidecar(w.name, fleet.socket(w), w.bootstrap) for w in fleet.workers)
     for sidecar in sidecars:
         sidecar.peers = sidecars
     try:
         fleet.start()
-        made = Pair(*fleet.workers, *sidecars)
         until(lambda: all(s.samples_total > 2 for s in sidecars), 30, "samples of both workers")
-        yield made
+        yield Pair(*fleet.workers, *sidecars)
     finally:
         fleet.stop()
         for sidecar in sidecars:
             sidecar.close()
+
+
+@pytest.fixture(scope="module")
+def pair(sglang_environment: SglangEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with running_pair(RealFleet(SPEC, sglang_environment, tmp_path_factory.mktemp("claims"))) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

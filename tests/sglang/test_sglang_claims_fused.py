@@ -14,8 +14,8 @@ import pytest
 from real_clients import is_idle, until
 from real_environment import SglangEnvironment
 from real_fleet import RealFleet
-from stub_sidecars import Grants, StubSidecar
-from test_sglang_claims import FLAGS, SPEC, Pair, prompts
+from stub_sidecars import Grants
+from test_sglang_claims import FLAGS, SPEC, Pair, prompts, running_pair
 
 LITTLE_KV = 4096  # three prompts find room with what SGLang reserves for them, and none for what they then generate
 FUSED = replace(
@@ -29,24 +29,14 @@ FUSED = replace(
 
 
 @pytest.fixture(scope="module")
-def fleet(sglang_environment: SglangEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFleet]:
-    made = RealFleet(FUSED, sglang_environment, tmp_path_factory.mktemp("fused"))
-    yield made
-    made.stop()
+def fleet(sglang_environment: SglangEnvironment, tmp_path_factory: pytest.TempPathFactory) -> RealFleet:
+    return RealFleet(FUSED, sglang_environment, tmp_path_factory.mktemp("fused"))
 
 
 @pytest.fixture(scope="module")
 def fused(fleet: RealFleet) -> Iterator[Pair]:
-    sidecars = tuple(StubSidecar(w.name, fleet.socket(w), w.bootstrap) for w in fleet.workers)
-    for sidecar in sidecars:
-        sidecar.peers = sidecars
-    try:
-        fleet.start()
-        until(lambda: all(s.samples_total > 2 for s in sidecars), 30, "samples of both workers")
-        yield Pair(*fleet.workers, *sidecars)
-    finally:
-        for sidecar in sidecars:
-            sidecar.close()
+    with running_pair(fleet) as made:
+        yield made
 
 
 def test_fused_chunks_change_no_output_and_give_everything_back(fused: Pair) -> None:
