@@ -1,7 +1,7 @@
 """The decode side of a claim: which of its own rooms this worker asks for, and what becomes of each answer.
 
 The rule is the worker model's (fluidpd.simulator.worker): the oldest rooms that would clearly finish sooner here, from achieved
-rates on both sides. Never takes a room without the arbiter's word, and never gives one up on silence.
+rates on both sides; until there is a rate, one room at a time, and the youngest. Never takes a room without the arbiter's word, and never gives one up on silence.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Wants:
             return []
         free = self._engine.free_tokens() - outstanding - _SPARE_TOKENS
         found: list[ClaimWanted] = []
-        for decode_req, has_kv in self._rooms():
+        for decode_req, has_kv in self._rooms() if is_proven else self._last_in_line(terms):
             req = decode_req.req
             peer = terms.peers.get(address_of(req))
             if peer is None or not self._may_ask(decode_req, now_s) or _has_left_the_queue(req, peer):
@@ -274,6 +274,16 @@ class Wants:
             yield decode_req, True
         for decode_req in scheduler.disagg_decode_prealloc_queue.queue:
             yield decode_req, False
+
+    def _last_in_line(self, terms: BorrowTerms) -> list[tuple[Any, bool]]:
+        """Own rooms that are known to wait, youngest first. A first claim is to be won, not to hurry: the oldest has often started
+        by the time the claim is read, which is after the forward that runs now."""
+
+        def waits(decode_req: Any) -> bool:
+            peer = terms.peers.get(address_of(decode_req.req))
+            return peer is not None and decode_req.req.bootstrap_room in peer.etas_s
+
+        return [(d, has_kv) for d, has_kv in self._rooms() if waits(d)][::-1]
 
     def _find(self, room: int) -> tuple[Any, bool]:
         if not self._engine.is_decode:

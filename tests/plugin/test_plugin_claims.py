@@ -197,14 +197,16 @@ def test_nothing_is_asked_beyond_the_outstanding_limit_the_memory_or_another_pee
     assert rooms(wants, 0.2) == []
 
 
-def test_a_worker_without_a_record_tries_one_room_first() -> None:
+def test_a_worker_without_a_record_tries_one_room_first_the_last_of_those_that_are_known_to_wait() -> None:
     engine, borrow, wants = decode()
-    for room in (1, 2):
+    for room in (1, 2, 3):
         engine.scheduler.decode_room(room)
     wants.grant(grant({}), 0.0)
-    assert rooms(wants, 0.0, is_proven=False) == [1]
+    assert rooms(wants, 0.0, is_proven=False) == []  # nobody knows yet whether they wait there
+    wants.grant(grant({1: 50.0, 2: 60.0}), 0.1)
+    assert rooms(wants, 0.1, is_proven=False) == [2]
     borrow.waiting.append(FakeReq(9))
-    assert rooms(wants, 0.1, is_proven=False) == []
+    assert rooms(wants, 0.2, is_proven=False) == []
 
 
 def test_a_room_whose_kv_waits_for_its_transfer_counts_with_its_whole_prompt() -> None:
