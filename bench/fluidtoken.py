@@ -54,11 +54,14 @@ def main() -> int:
     options = ask.parse_args()
 
     from real_environment import environment
-    from real_fleet import RealFleet
-    from test_sglang_claims import SPEC, running_pair
+    from real_fleet import PAIR, running
+    from test_sglang_claims import with_stand_ins
 
     say("starting one prefill and one decode worker of SGLang on the CPU")
-    with running_pair(RealFleet(SPEC, environment(), Path(tempfile.mkdtemp(prefix="fluidpd-fluidtoken-")))) as pair:
+    with (
+        running(PAIR, environment(), Path(tempfile.mkdtemp(prefix="fluidpd-fluidtoken-"))) as fleet,
+        with_stand_ins(fleet) as pair,
+    ):
         result = {"engine": "sglang-cpu", "rounds": options.rounds, **measure(pair, options.rounds, options.prompts)}
     text = json.dumps(result, indent=1)
     print(text)

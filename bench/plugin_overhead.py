@@ -19,8 +19,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "sglang")]
 
 def main() -> int:
     from real_environment import environment
-    from real_fleet import RealFleet
-    from test_sglang_claims import SPEC, running_pair
+    from real_fleet import PAIR, running
+    from test_sglang_claims import with_stand_ins
 
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--streams", type=int, default=8)
@@ -30,7 +30,7 @@ def main() -> int:
     ask.add_argument("--limit", type=float, default=0.01)
     options = ask.parse_args()
 
-    with running_pair(RealFleet(SPEC, environment(), Path(tempfile.mkdtemp(prefix="fluidpd-overhead-")))) as pair:
+    with running(PAIR, environment(), Path(tempfile.mkdtemp(prefix="fluidpd-overhead-"))) as fleet, with_stand_ins(fleet) as pair:
         result = measure(pair, options.streams, options.tokens, options.rounds, options.claims)
     result["limit"] = options.limit
     print(json.dumps(result))

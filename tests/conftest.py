@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +22,7 @@ settings.register_profile("fluidpd", deadline=None, suppress_health_check=[Healt
 settings.load_profile("fluidpd")
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "sglang"))  # for the fleets of real engines
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 # Tests of these kinds have their own make target: they are not selected unless FLUIDPD_TEST names the kind.
@@ -45,6 +49,36 @@ NEEDS = {
 _not_selected: dict[str, int] = {}
 
 
+class RealFleets:
+    """At most one fleet of real engines at a time: each takes gigabytes, and an idle one still takes time from the others."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._held: AbstractContextManager[Any] | None = None
+        self._made: Any = None
+
+    def ask(self, name: str, start: Callable[[], AbstractContextManager[Any]]) -> Any:
+        """The fleet of that name: the one that runs, or a new one once the other is stopped."""
+        if name != self._name:
+            self.stop()
+            held = start()
+            self._made = held.__enter__()
+            self._name, self._held = name, held
+        return self._made
+
+    def stop(self) -> None:
+        """Nothing runs afterwards. For a test whose fleet is not whole any more, too."""
+        held, self._name, self._held, self._made = self._held, "", None, None
+        if held is not None:
+            held.__exit__(None, None, None)
+
+
+def fleet_of(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("fleet")
+    return str(marker.args[0]) if marker is not None else ""
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wanted = os.environ.get("FLUIDPD_TEST", "")
     kept: list[pytest.Item] = []
@@ -58,6 +92,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = kept
+    first: dict[str, int] = {"": -1}
+    for i, item in enumerate(items):
+        first.setdefault(fleet_of(item), i)
+    items.sort(key=lambda item: first[fleet_of(item)])  # so that each fleet is started once
     for name, (missing, remedy) in NEEDS.items():
         concerned = [item for item in items if item.get_closest_marker(name)]
         if concerned and missing():
@@ -100,6 +138,55 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith("FLUIDPD_") and name not in ("FLUIDPD_STRICT_SKIPS", "FLUIDPD_TEST"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+
+
+@pytest.fixture(scope="session")
+def real_fleets() -> Iterator[RealFleets]:
+    held = RealFleets()
+    yield held
+    held.stop()
+
+
+@pytest.fixture(scope="session")
+def sglang_environment() -> Any:
+    """The environment of the real SGLang, built if it is not there yet."""
+    from real_environment import NoEnvironment, environment
+
+    try:
+        return environment()
+    except NoEnvironment as problem:
+        pytest.skip(str(problem))
+
+
+@pytest.fixture(scope="session")
+def start_fleet(real_fleets: RealFleets, sglang_environment: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """start(name, spec): the running fleet of that name. `spec` makes its specification, given the folder it will have."""
+    from real_fleet import running
+
+    def start(name: str, spec: Callable[[Path], Any]) -> Any:
+        def made() -> AbstractContextManager[Any]:
+            folder = tmp_path_factory.mktemp(name)
+            return running(spec(folder), sglang_environment, folder)
+
+        return real_fleets.ask(name, made)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def bare_pair(start_fleet: Any) -> Any:
+    """1 prefill and 1 decode worker with the plugin, and the router; nobody of FluidPD's beside them."""
+    from real_fleet import PAIR
+
+    return start_fleet("pair", lambda folder: PAIR)
+
+
+@pytest.fixture
+def plain_pair(start_fleet: Any) -> Any:
+    """1 prefill and 1 decode worker as SGLang is, without the plugin, and the router."""
+    from real_fleet import plain_spec
+
+    return start_fleet("plain", plain_spec)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """The decode side of a claim: which of its own rooms this worker asks for, and what becomes of each answer.
 
 The rule is the worker model's (fluidpd.simulator.worker): the oldest rooms that would clearly finish sooner here, from achieved
-rates on both sides; until there is a rate, one room at a time, and the youngest. Never takes a room without the arbiter's word, and never gives one up on silence.
+rates on both sides; until there is a rate, one room at a time, and the youngest. Never takes a room without the arbiter's word,
+and never gives one up on silence.
 """
 
 from __future__ import annotations
@@ -276,8 +277,8 @@ class Wants:
             yield decode_req, False
 
     def _last_in_line(self, terms: BorrowTerms) -> list[tuple[Any, bool]]:
-        """Own rooms that are known to wait, youngest first. A first claim is to be won, not to hurry: the oldest has often started
-        by the time the claim is read, which is after the forward that runs now."""
+        """Own rooms that are known to wait, youngest first. A first claim is to be won, not to hurry: the oldest has often
+        started by the time the claim is read, which is after the forward that runs now."""
 
         def waits(decode_req: Any) -> bool:
             peer = terms.peers.get(address_of(decode_req.req))

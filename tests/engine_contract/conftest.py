@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "emulator"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "sglang"))
 
 from contract_pair import Pair, Worker, until
 from contract_plugins import CarryingSidecar, Side, Trio
@@ -31,37 +32,18 @@ RUNNING = os.environ.get("SGLANG_PAIR", "")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/engine_contract" in item.path.as_posix() and item.get_closest_marker("sglang"):
-            item.add_marker(pytest.mark.timeout(300))  # the first one starts the pair
+            item.add_marker(pytest.mark.timeout(300))  # the first one starts the fleet
+            item.add_marker(pytest.mark.fleet("trio" if "trio" in getattr(item, "fixturenames", ()) else "plain"))
 
 
-@pytest.fixture(scope="session")
-def real_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Worker]]:
-    """One real prefill and one real decode worker, without router, sidecar or an active plugin."""
+@pytest.fixture
+def real_pair(request: pytest.FixtureRequest) -> tuple[Worker, Worker]:
+    """One real prefill and one real decode worker, without sidecars or an active plugin."""
     if RUNNING:
         p, d, p_bootstrap, d_bootstrap = map(int, RUNNING.split(","))
-        yield Worker(f"http://127.0.0.1:{p}", p_bootstrap), Worker(f"http://127.0.0.1:{d}", d_bootstrap)
-        return
-    from real_environment import NoEnvironment, cpu_only_variables, environment
-    from real_fleet import RealSpec, running
-
-    try:
-        made = environment()
-    except NoEnvironment as problem:
-        pytest.skip(str(problem))
-    folder = tmp_path_factory.mktemp("contract")
-    spec = RealSpec(
-        prefill=1,
-        decode=1,
-        control=False,
-        router=False,
-        sidecars=False,
-        plugin=False,
-        flags={"*": "--incremental-streaming-output"},
-        variables=cpu_only_variables(folder / "installed"),
-    )
-    with running(spec, made, folder) as found:
-        p, d = found.workers
-        yield Worker(p.url, p.bootstrap_port), Worker(d.url, d.bootstrap_port)
+        return Worker(f"http://127.0.0.1:{p}", p_bootstrap), Worker(f"http://127.0.0.1:{d}", d_bootstrap)
+    p, d = request.getfixturevalue("plain_pair").workers
+    return Worker(p.url, p.bootstrap_port), Worker(d.url, d.bootstrap_port)
 
 
 @pytest.fixture(params=["emulator", pytest.param("sglang", marks=pytest.mark.sglang)])
@@ -93,19 +75,15 @@ class Started:
     sidecar: CarryingSidecar
 
 
-@pytest.fixture(scope="session")
-def real_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Started, ...]]:
+@contextmanager
+def started_trio(folder: Path) -> Iterator[tuple[Started, ...]]:
     """One real prefill and two real decode workers with the plugin, and stand-in sidecars."""
-    from real_environment import NoEnvironment, environment
+    from real_environment import environment
     from real_fleet import RealFleet, RealSpec
 
-    try:
-        made = environment()
-    except NoEnvironment as problem:
-        pytest.skip(str(problem))
     flags = {"*": "--incremental-streaming-output --chunked-prefill-size 256"}
     spec = RealSpec(prefill=1, decode=2, control=False, router=False, sidecars=False, flags=flags)
-    fleet_of_three = RealFleet(spec, made, tmp_path_factory.mktemp("trio"))
+    fleet_of_three = RealFleet(spec, environment(), folder)
     started = tuple(
         Started(Worker(w.url, w.bootstrap_port), CarryingSidecar(w.name, fleet_of_three.socket(w), w.bootstrap))
         for w in fleet_of_three.workers
@@ -120,11 +98,15 @@ def real_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Starte
 
 
 @pytest.fixture(params=["emulator", pytest.param("sglang", marks=pytest.mark.sglang)])
-async def trio(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Trio]:
+async def trio(
+    request: pytest.FixtureRequest, real_fleets: Any, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> AsyncIterator[Trio]:
     """One prefill and two decode workers with plugins, every part of which has said hello and sampled."""
     async with httpx.AsyncClient(timeout=40, trust_env=False, limits=ONCE) as client:
         if request.param == "sglang":
-            started: tuple[Started, ...] = request.getfixturevalue("real_trio")
+            request.getfixturevalue("sglang_environment")
+            folder = tmp_path_factory.mktemp("trio")
+            started: tuple[Started, ...] = real_fleets.ask("trio", lambda: started_trio(folder))
             sides = [Side(one.worker, one.sidecar) for one in started]
             yield await _trio("sglang", sides, client)
             return

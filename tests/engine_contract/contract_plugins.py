@@ -37,8 +37,8 @@ class CarryingSidecar(StubSidecar):
     def parts(self) -> tuple[str, ...]:
         return tuple(self._parts)
 
-    def send(self, part: str, message: Line) -> None:
-        super().send(part if part in self._parts else "all", message)
+    def send(self, part: str, message: Line) -> bool:
+        return super().send(part if part in self._parts else "all", message)
 
     def of_http(self, message: Line) -> None:
         self.send("http", message)

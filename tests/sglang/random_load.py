@@ -5,7 +5,6 @@ Never judges while it runs: every answer is kept beside what the same prompt gav
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
@@ -13,48 +12,16 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 from real_clients import Answer, Api, chat, generate, prompt
-from real_fleet import RealFleet, RealSpec
+from real_fleet import RealFleet
 
 from fluidpd.names import Role
 
 SLOW_S = 0.7  # what a prefill worker's forward takes longer, so that borrowing is worth while
-TBT_SLO_S = 0.4
 GENTLE_ENDS = ("done", "rolled_back", "cancelled")
-
-# What this CPU takes, roughly, a slowed prefill worker included: the controller's table is of another machine.
-COST = {
-    "schema": "fluidpd-cost-table/1",
-    "engine_overhead_ms": 1.0,
-    "kv_transfer": {"latency_ms": 5.0, "gb_per_s": 0.1},
-    "models": {
-        "cpu": {
-            "tp": 1,
-            "g_rows": [1, 8192],
-            "g_ms": [5.0, 5.0],
-            "a_p": [0.0, 1.0, 0.0],
-            "a_d": [2.0, 1.0, 0.0],
-            "kv_bytes_per_token": 4096,
-            "kv_capacity_tokens": 32768,
-        }
-    },
-}
-
-
-def random_spec(folder: Path) -> RealSpec:
-    """1 prefill, 2 decode, the controller active and lending as soon as anything waits; moves are asked for by the run."""
-    table = folder / "cost.json"
-    table.write_text(json.dumps(COST), encoding="utf-8")
-    return RealSpec(
-        flags={"*": "--max-total-tokens 32768 --chunked-prefill-size 1024 --max-prefill-tokens 1024"},  # a queue that lasts
-        policy={"borrow": True, "prefill_over": 0.2, "prefill_stop": 0.1, "prefill_idle": 0.05},
-        sidecar={"slo": {"tbt_s": TBT_SLO_S}},
-        controller={"slo": {"tbt_s": TBT_SLO_S}, "cost": {"table": "cpu", "file": str(table)}},
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from real_environment import SglangEnvironment
+from real_environment import SglangEnvironment, cpu_only_variables
 
 from cli.fleet import Fleet, FleetSpec, WorkerSpec
 from cli.sglang_cpu.workers import SglangWorkers
 
 RealWorker = WorkerSpec
+TBT_SLO_S = 0.4
+# A decode worker learns of a dead prefill worker by two missed heartbeats: within five seconds, and not ten.
+HEARTBEATS = {"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"}
+
+# What this CPU takes, roughly, a slowed prefill worker included: the controller's table is of another machine.
+COST = {
+    "schema": "fluidpd-cost-table/1",
+    "engine_overhead_ms": 1.0,
+    "kv_transfer": {"latency_ms": 5.0, "gb_per_s": 0.1},
+    "models": {
+        "cpu": {
+            "tp": 1,
+            "g_rows": [1, 8192],
+            "g_ms": [5.0, 5.0],
+            "a_p": [0.0, 1.0, 0.0],
+            "a_d": [2.0, 1.0, 0.0],
+            "kv_bytes_per_token": 4096,
+            "kv_capacity_tokens": 32768,
+        }
+    },
+}
+
 # The tests move workers by hand: what a CPU's latencies would decide is not asked.
 BY_HAND = {"flip": False, "borrow": False, "residence_s": 0.0, "backoff_s": 0.5}
 
@@ -28,6 +51,32 @@ class RealSpec(FleetSpec):
     plugin: bool | None = True
     flags: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
+
+
+# Small prefill chunks: a backlog is worked off in many forwards, and a claim is answered between two of them.
+PAIR = RealSpec(
+    prefill=1, decode=1, control=False, sidecars=False, flags={"*": "--max-total-tokens 32768 --chunked-prefill-size 2048"}
+)
+
+
+def plain_spec(folder: Path) -> RealSpec:
+    """1 prefill and 1 decode worker without our plugin."""
+    return replace(
+        PAIR, plugin=False, flags={"*": "--incremental-streaming-output"}, variables=cpu_only_variables(folder / "installed")
+    )
+
+
+def whole_spec(folder: Path) -> RealSpec:
+    """1 prefill, 2 decode, the controller active and lending as soon as anything waits; moves are asked for by the tests."""
+    table = folder / "cost.json"
+    table.write_text(json.dumps(COST), encoding="utf-8")
+    return RealSpec(
+        flags={"*": "--max-total-tokens 32768 --chunked-prefill-size 1024 --max-prefill-tokens 1024"},  # a queue that lasts
+        variables=HEARTBEATS,
+        policy={"borrow": True, "prefill_over": 0.2, "prefill_stop": 0.1, "prefill_idle": 0.05},
+        sidecar={"slo": {"tbt_s": TBT_SLO_S}},
+        controller={"slo": {"tbt_s": TBT_SLO_S}, "cost": {"table": "cpu", "file": str(table)}},
+    )
 
 
 class RealFleet(Fleet):

@@ -51,17 +51,25 @@ class StubSidecar:
         for part in list(self._parts.values()):
             part.close()
 
-    def send(self, part: str, message: Line) -> None:
-        until = time.monotonic() + 10
-        while part not in self._parts and time.monotonic() < until:
-            time.sleep(0.005)  # it was dropped, and comes back
+    def send(self, part: str, message: Line) -> bool:
+        """False if it is lost: nobody is at the other end. What was lost is asked again, or renewed, as with a real sidecar."""
         with self._lock:
-            self._parts[part].sendall(json.dumps(message).encode() + b"\n")
+            connection = self._parts.get(part)
+            if connection is None:
+                return False
+            try:
+                connection.sendall(json.dumps(message).encode() + b"\n")
+            except OSError:
+                return False
+            return True
 
     def order(self, what: str, timeout_s: float = 30.0, part: str = "scheduler", **fields: Any) -> Line:
         id_ = f"o{next(self._ids)}"
-        self.send(part, {"type": "order", "id": id_, "what": what, **fields})
         until = time.monotonic() + timeout_s
+        while not self.send(part, {"type": "order", "id": id_, "what": what, **fields}):
+            if time.monotonic() > until:
+                raise AssertionError(f"{self.name} has no {part} to ask for {what}")
+            time.sleep(0.005)  # it was dropped, and comes back
         while id_ not in self.replies:
             if time.monotonic() > until:
                 raise AssertionError(f"{self.name} did not answer {what}")

@@ -14,8 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from real_clients import Answer, Api, generate, prompt, until
-from real_environment import SglangEnvironment, cpu_only_variables
-from real_fleet import RealFleet, RealSpec, running
+from real_fleet import RealFleet
 
 
 @contextmanager
@@ -50,18 +49,6 @@ def serves(said: list[str]) -> str:
     return found[1]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["with the plugin", "without it"])
-def pair(
-    request: pytest.FixtureRequest, sglang_environment: SglangEnvironment, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RealFleet]:
-    """1 prefill and 1 decode worker and the router; nobody of FluidPD's beside them."""
-    folder = tmp_path_factory.mktemp("pair")
-    variables = {} if request.param else cpu_only_variables(folder / "installed")
-    spec = RealSpec(prefill=1, decode=1, control=False, sidecars=False, plugin=request.param, variables=variables)
-    with running(spec, sglang_environment, folder) as fleet:
-        yield fleet
-
-
 def answered(fleet: RealFleet, seed: int) -> Answer:
     answer = Answer(fleet.router_url, "/generate", generate(prompt(10, seed), 8))
     answer.join(60)
@@ -69,7 +56,17 @@ def answered(fleet: RealFleet, seed: int) -> Answer:
     return answer
 
 
-def test_a_pair_that_runs_is_taken_on_shown_as_it_is_and_left_as_it_was(pair: RealFleet, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "which",
+    [
+        pytest.param("bare_pair", id="with the plugin", marks=pytest.mark.fleet("pair")),
+        pytest.param("plain_pair", id="without it", marks=pytest.mark.fleet("plain")),
+    ],
+)
+def test_a_pair_that_runs_is_taken_on_shown_as_it_is_and_left_as_it_was(
+    which: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    pair: RealFleet = request.getfixturevalue(which)
     has_plugin = bool(pair.spec.plugin)
     before = answered(pair, 1).told()
     with attached(pair, tmp_path / "s") as said:

@@ -17,9 +17,10 @@ from typing import Any
 import httpx
 import pytest
 from real_clients import is_idle, until
-from real_environment import SglangEnvironment
-from real_fleet import RealFleet, RealSpec, RealWorker
+from real_fleet import RealFleet, RealWorker
 from stub_sidecars import Grants, StubSidecar
+
+pytestmark = pytest.mark.fleet("pair")
 
 Ids = list[int]
 
@@ -152,30 +153,23 @@ def flip(worker: RealWorker, role: str) -> None:
     assert answer.status_code == 200 and answer.json()["success"], answer.text
 
 
-# Small prefill chunks: a backlog is worked off in many forwards, and a claim is answered between two of them.
-FLAGS = "--max-total-tokens 32768 --chunked-prefill-size 2048"
-SPEC = RealSpec(prefill=1, decode=1, control=False, router=False, sidecars=False, flags={"*": FLAGS})
-
-
 @contextmanager
-def running_pair(fleet: RealFleet) -> Iterator[Pair]:
-    """Both workers of `fleet` started, with stand-in sidecars that have heard of them; all of it stopped at the end."""
+def with_stand_ins(fleet: RealFleet) -> Iterator[Pair]:
+    """The two workers of a running fleet, with stand-in sidecars that have heard of them."""
     sidecars = tuple(StubSidecar(w.name, fleet.socket(w), w.bootstrap) for w in fleet.workers)
     for sidecar in sidecars:
         sidecar.peers = sidecars
     try:
-        fleet.start()
         until(lambda: all(s.samples_total > 2 for s in sidecars), 30, "samples of both workers")
         yield Pair(*fleet.workers, *sidecars)
     finally:
-        fleet.stop()
         for sidecar in sidecars:
             sidecar.close()
 
 
 @pytest.fixture(scope="module")
-def pair(sglang_environment: SglangEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running_pair(RealFleet(SPEC, sglang_environment, tmp_path_factory.mktemp("claims"))) as made:
+def pair(bare_pair: RealFleet) -> Iterator[Pair]:
+    with with_stand_ins(bare_pair) as made:
         yield made
 
 

@@ -8,36 +8,39 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
 from real_clients import is_idle, until
-from real_environment import SglangEnvironment
-from real_fleet import RealFleet
+from real_fleet import HEARTBEATS, PAIR, RealFleet
 from stub_sidecars import Grants
-from test_sglang_claims import SPEC, Pair, prompts, running_pair
+from test_sglang_claims import Pair, prompts, with_stand_ins
 
-# The prompts find room with the little that SGLang reserves for each, and none for what they then generate together. Small chunks at
-# the prefill worker: a claim is read between two of its forwards.
+# The prompts find room with the little that SGLang reserves for each, and none for what they then generate together.
+# Small chunks at the prefill worker: a claim is read between two of its forwards.
 LITTLE_KV = 3072
 FUSED = replace(
-    SPEC,
+    PAIR,
     flags={
         "p1": "--max-total-tokens 32768 --chunked-prefill-size 512 --disable-overlap-schedule",
         "d1": f"--max-total-tokens {LITTLE_KV} --num-reserved-decode-tokens 64 --disable-overlap-schedule",
     },
-    variables={"FLUIDPD_PLUGIN_FUSE": "on"},
+    variables={"FLUIDPD_PLUGIN_FUSE": "on", **HEARTBEATS},
 )
+pytestmark = pytest.mark.fleet("fused")
 
 
 @pytest.fixture(scope="module")
-def fleet(sglang_environment: SglangEnvironment, tmp_path_factory: pytest.TempPathFactory) -> RealFleet:
-    return RealFleet(FUSED, sglang_environment, tmp_path_factory.mktemp("fused"))
+def fleet(start_fleet: Any) -> RealFleet:
+    made = start_fleet("fused", lambda folder: FUSED)
+    assert isinstance(made, RealFleet)
+    return made
 
 
 @pytest.fixture(scope="module")
 def fused(fleet: RealFleet) -> Iterator[Pair]:
-    with running_pair(fleet) as made:
+    with with_stand_ins(fleet) as made:
         yield made
 
 

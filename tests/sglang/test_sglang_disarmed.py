@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -24,10 +25,17 @@ def register():
 """
 
 
+pytestmark = pytest.mark.fleet("faked")
+
+
 @pytest.fixture(scope="module")
-def faked(sglang_environment: SglangEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFleet]:
-    folder = tmp_path_factory.mktemp("faked")
-    fleet = RealFleet(RealSpec(), sglang_environment, folder)
+def faked(start_fleet: Any, sglang_environment: SglangEnvironment) -> RealFleet:
+    fleet = start_fleet("faked", lambda folder: RealSpec(variables=variables(sglang_environment, folder)))
+    assert isinstance(fleet, RealFleet)
+    return fleet
+
+
+def variables(environment: SglangEnvironment, folder: Path) -> dict[str, str]:
     # A plugin of SGLang's that loads before ours, and gives the engine another version's name.
     other = folder / "other"
     (other / "another_version-0.dist-info").mkdir(parents=True)
@@ -35,13 +43,8 @@ def faked(sglang_environment: SglangEnvironment, tmp_path_factory: pytest.TempPa
     points = "[sglang.srt.plugins]\nanother_version = another_version:register\n"
     (other / "another_version-0.dist-info" / "entry_points.txt").write_text(points)
     (other / "another_version.py").write_text(ANOTHER_VERSION)
-    path = sglang_environment.variables(folder / "plugin")["PYTHONPATH"]
-    fleet.spec.variables["PYTHONPATH"] = f"{other}:{CPU_ONLY}:{path}"
-    try:
-        fleet.start()
-        yield fleet
-    finally:
-        fleet.stop()
+    path = environment.variables(folder / "plugin")["PYTHONPATH"]
+    return {"PYTHONPATH": f"{other}:{CPU_ONLY}:{path}"}
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from real_clients import Answer, Api, chat, generate, is_idle, loads, pair, prompt, until
 from real_fleet import RealFleet, RealWorker
 
-pytestmark = pytest.mark.usefixtures("at_home")
+pytestmark = [pytest.mark.fleet("whole"), pytest.mark.usefixtures("at_home")]
 TOKENS = 900
 
 

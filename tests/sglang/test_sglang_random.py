@@ -9,36 +9,33 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from random_load import GENTLE_ENDS, Clients, Moves, Question, counters, questions, random_spec, state
+from random_load import GENTLE_ENDS, Clients, Moves, Question, counters, questions, state
 from real_clients import Api, is_idle, until
-from real_environment import SglangEnvironment
-from real_fleet import RealFleet, running
+from real_fleet import RealFleet
 
 # Read before the environment is cleaned for the tests.
 SECONDS = float(os.environ.get("FLUIDPD_SOAK_S") or 90)
 SEED = int(os.environ.get("FLUIDPD_SEED") or random.SystemRandom().randrange(10**6))
 QUESTIONS, CLIENTS, LEAVING = 16, 10, 0.2
 
-pytestmark = [pytest.mark.sglang, pytest.mark.soak, pytest.mark.timeout(int(SECONDS) + 420)]
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.soak,
+    pytest.mark.fleet("whole"),
+    pytest.mark.timeout(int(SECONDS) + 420),
+    pytest.mark.usefixtures("at_home"),
+]
 
 
 @pytest.fixture(scope="module")
-def random_fleet(sglang_environment: SglangEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFleet]:
-    folder = tmp_path_factory.mktemp("random")
-    with running(random_spec(folder), sglang_environment, folder) as fleet:
-        yield fleet
-
-
-@pytest.fixture(scope="module")
-def undisturbed(random_fleet: RealFleet) -> list[tuple[Question, dict[str, Any]]]:
+def undisturbed(real_fleet: RealFleet) -> list[tuple[Question, dict[str, Any]]]:
     """Each question, and what it is answered while nothing else happens."""
     asked = []
     for question in questions(random.Random(SEED), QUESTIONS):
-        answer = question.ask(random_fleet.router_url)
+        answer = question.ask(real_fleet.router_url)
         answer.join(60)
         assert (answer.status, answer.error, answer.is_done) == (200, None, True), answer.told()
         asked.append((question, answer.told()))
@@ -46,14 +43,14 @@ def undisturbed(random_fleet: RealFleet) -> list[tuple[Question, dict[str, Any]]
 
 
 def test_nothing_that_happens_at_random_changes_an_answer_or_leaves_anything_behind(
-    random_fleet: RealFleet, undisturbed: list[tuple[Question, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+    real_fleet: RealFleet, undisturbed: list[tuple[Question, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def say(text: str) -> None:
         with capsys.disabled():
             print(text, flush=True)
 
-    say(f"\nrandom run: FLUIDPD_SEED={SEED} FLUIDPD_SOAK_S={SECONDS:g}; logs: {random_fleet.folder / 'logs'}")
-    fleet, api, rng = random_fleet, Api(random_fleet.controller_url), random.Random(SEED + 1)
+    say(f"\nrandom run: FLUIDPD_SEED={SEED} FLUIDPD_SOAK_S={SECONDS:g}; logs: {real_fleet.folder / 'logs'}")
+    fleet, api, rng = real_fleet, Api(real_fleet.controller_url), random.Random(SEED + 1)
     before = counters(fleet)
     moves = Moves(fleet, api, rng)
     began_s = time.monotonic()

@@ -11,7 +11,7 @@ import pytest
 from real_clients import Answer, Api, generate, is_idle, loads, prompt, until
 from real_fleet import RealFleet
 
-pytestmark = pytest.mark.usefixtures("at_home")
+pytestmark = [pytest.mark.fleet("whole"), pytest.mark.usefixtures("at_home")]
 
 
 class Trickle:

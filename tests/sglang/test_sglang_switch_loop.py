@@ -1,20 +1,22 @@
-"""P -> D -> P twenty times in a row, under a decode worker that stays decode all the time."""
+"""P -> D -> P again and again (twenty times in `make soak`), under a decode worker that stays decode all the time."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 from real_clients import Answer, Api, generate, loads, prompt, until
 from real_fleet import RealFleet
 
-pytestmark = [pytest.mark.sglang, pytest.mark.soak, pytest.mark.usefixtures("at_home")]
-ROUNDS = 20
+pytestmark = [pytest.mark.sglang, pytest.mark.soak, pytest.mark.fleet("whole"), pytest.mark.usefixtures("at_home")]
+ROUNDS = 20 if os.environ.get("FLUIDPD_TEST") == "soak" else 5
 
 
 def served(fleet: RealFleet, name: str) -> int:
     return int(loads(fleet.worker(name))["total_prefill_uncached_tokens"])
 
 
-def test_a_prefill_worker_goes_to_decode_and_back_twenty_times_and_the_decode_worker_that_stayed_still_hears_it(
+def test_a_prefill_worker_goes_to_decode_and_back_again_and_again_and_the_decode_worker_that_stayed_still_hears_it(
     real_fleet: RealFleet, real_api: Api
 ) -> None:
     """d1 stands in for p1 meanwhile. d2 never moves: what it keeps of p1 would make its next request with it hang."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from real_clients import Api, generate, pair, prompt, until
 from real_fleet import RealFleet
+
+pytestmark = pytest.mark.fleet("whole")
 
 
 def test_a_peer_that_is_killed_does_not_break_the_stream(real_fleet: RealFleet, real_api: Api) -> None:
