@@ -14,6 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = {
     "azure2023_code": ("azure2023_code.csv.gz", "Azure LLM inference trace 2023, code (CC-BY-4.0)"),
     "azure2023_conv": ("azure2023_conv.csv.gz", "Azure LLM inference trace 2023, conversation (CC-BY-4.0)"),
+    "mooncake_conversation": ("mooncake_conversation.csv.gz", "Mooncake FAST'25 trace, conversation (Apache-2.0)"),
+    "lmsys_arena_vtc": ("lmsys_arena_vtc.csv.gz", "Chatbot Arena requests, rescaled to 600 s by the authors of VTC (Apache-2.0)"),
+    "servegen_m-large": ("generated/servegen_m-large.csv.gz", "ServeGen (Apache-2.0), itself generated"),
     "servegen_deepseek-r1": ("generated/servegen_deepseek-r1.csv.gz", "ServeGen (Apache-2.0), itself generated"),
 }
 BIN_S = 5.0

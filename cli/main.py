@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import typer
 
-from cli import attach, config, controller, dashboard, db, emulate, operate, sidecar, status, version
+from cli import attach, bench, config, controller, dashboard, db, emulate, operate, sidecar, status, version
 
 app = typer.Typer(
     name="fluidpd",
@@ -48,6 +48,7 @@ for _act in (
 for _part in (attach.attach, controller.controller, sidecar.sidecar, dashboard.dashboard, emulate.emulate):
     app.command()(_part)
 
+app.add_typer(bench.app, name="bench")
 app.add_typer(db.app, name="db")
 app.add_typer(config.app, name="config")
 app.command("version")(version.version)

@@ -74,10 +74,11 @@ def _part(spec: str, minutes: float, rate: float, seed: int) -> Workload:
 
 def cut_workload(name: str, minutes: float, rate: float, cap: int | None, seed: int) -> Workload:
     """The busiest minutes of a trace, `rate` times as fast, outputs capped. Exits with a sentence if it cannot be read."""
-    return capped(scaled(busiest(_find(name, seed), minutes * 60 * rate), rate), cap)
+    return capped(scaled(busiest(find_workload(name, seed), minutes * 60 * rate), rate), cap)
 
 
-def _find(name: str, seed: int) -> Workload:
+def find_workload(name: str, seed: int) -> Workload:
+    """A whole trace, or what is generated in its stead. Exits with a sentence if there is neither."""
     path = Path(name)
     if path.suffix in (".csv", ".gz", ".jsonl"):
         if not path.is_file():

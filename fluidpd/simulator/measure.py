@@ -12,6 +12,11 @@ from fluidpd.simulator.sketch import Sketch
 from fluidpd.slo import SloTargets
 
 
+def gaps_met(o: Outcome) -> bool:
+    """Whether the p99 of a completed request's own gaps is within the target: of n, no more than n // 100 may be longer."""
+    return o.late_gaps <= (o.output_tokens - 1) // 100
+
+
 @dataclass(slots=True)
 class Tally:
     """`gaps` is every token gap of every request; `mean_gap_good` judges requests by their mean gap instead of their p99."""
@@ -51,10 +56,8 @@ class Tally:
         self.decoding_s += spent_s - o.handoff_s
         if ttft_s > self._ttft_slo_s:
             return
-        many = o.output_tokens - 1
-        # The nearest-rank p99 of n gaps is within the target iff no more than n // 100 are longer.
-        self.good += o.late_gaps <= many // 100
-        self.mean_gap_good += spent_s <= self._tbt_slo_s * many
+        self.good += gaps_met(o)
+        self.mean_gap_good += spent_s <= self._tbt_slo_s * (o.output_tokens - 1)
 
     @property
     def attainment(self) -> float:

@@ -36,7 +36,7 @@ def test_every_link_leads_somewhere(page):
 
 
 def test_every_command_is_documented_and_every_documented_command_exists():
-    documented = set(re.findall(r"^\| `fluidpd ([a-z ]+)`", (ROOT / "docs/cli.md").read_text(encoding="utf-8"), re.MULTILINE))
+    documented = set(re.findall(r"^\| `fluidpd ([a-z0-9 ]+)`", (ROOT / "docs/cli.md").read_text(encoding="utf-8"), re.MULTILINE))
     assert documented == set(commands())
 
 
@@ -49,7 +49,7 @@ def test_commands_used_in_the_documentation_exist():
     known = set(commands())
     for page in PAGES:
         for used in re.findall(
-            r"(?:^    |`)(?:\S*/bin/)?fluidpd ([a-z]+(?: [a-z]+)?)", page.read_text(encoding="utf-8"), re.MULTILINE
+            r"(?:^    |`)(?:\S*/bin/)?fluidpd ([a-z]+(?: [a-z0-9]+)?)", page.read_text(encoding="utf-8"), re.MULTILINE
         ):
             assert used in known or used.split()[0] in known, f"{page.name}: fluidpd {used}"
 

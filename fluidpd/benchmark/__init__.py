@@ -1,0 +1,1 @@
+"""The benchmark: every policy on every workload and testbed, judged the same way. Simulated throughout."""

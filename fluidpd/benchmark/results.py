@@ -1,0 +1,67 @@
+"""Finished cells, asked by name. Never runs a cell; what was not run is None."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fluidpd.benchmark.cells import Cell, Record, Task
+
+FULL = ("goodput", "thresholds")  # the default policy: the first of these that there is
+ELASTIC = ("seed", "fluidtoken", "fluidrole", "thresholds", "goodput", "clairvoyant")
+OURS = ("fluidtoken", "fluidrole", "thresholds", "goodput")
+
+
+class Results:
+    def __init__(self, found: Mapping[Cell, Record]) -> None:
+        self.found = found
+        self._by_name = {(c.task, c.testbed, c.workload, c.label): r for c, r in found.items()}
+
+    def run(self, bed: str, workload: str, label: str) -> Record | None:
+        return self._by_name.get((Task.RUN, bed, workload, label))
+
+    def attainment(self, bed: str, workload: str, label: str, part: str = "whole") -> float | None:
+        record = self.run(bed, workload, label)
+        return None if record is None else record[part]["attainment"]
+
+    def bound(self, bed: str, workload: str) -> float | None:
+        record = self._by_name.get((Task.BOUND, bed, workload, "bound"))
+        return None if record is None else float(record["bound"])
+
+    def factor(self, bed: str, workload: str, label: str, share: float) -> float | None:
+        """0 where even the lowest load is too much; None where it was not searched."""
+        record = self._by_name.get((Task.GOODPUT, bed, workload, label))
+        return None if record is None else float(record["factors"][f"{share:g}"] or 0.0)
+
+    def testbeds(self, task: Task = Task.RUN) -> list[str]:
+        return list(dict.fromkeys(c.testbed for c in self.found if c.task is task))
+
+    def workloads(self, bed: str, task: Task = Task.RUN) -> list[str]:
+        return list(dict.fromkeys(c.workload for c in self.found if c.task is task and c.testbed == bed))
+
+    def labels(self, bed: str, task: Task = Task.RUN) -> list[str]:
+        return list(dict.fromkeys(c.label for c in self.found if c.task is task and c.testbed == bed))
+
+    def splits(self, bed: str, workload: str, task: Task = Task.RUN) -> list[str]:
+        """The static splits that were run."""
+        return [
+            c.label for c in self.found if c.task is task and c.testbed == bed and c.workload == workload and c.policy == "static"
+        ]
+
+    def best_split(self, bed: str, workload: str) -> tuple[str, float] | None:
+        """In hindsight: the static split that kept most, and how much."""
+        return best((label, self.attainment(bed, workload, label)) for label in self.splits(bed, workload))
+
+    def best_split_factor(self, bed: str, workload: str, share: float) -> tuple[str, float] | None:
+        names = self.splits(bed, workload, Task.GOODPUT)
+        return best((label, self.factor(bed, workload, label, share)) for label in names)
+
+    @property
+    def full(self) -> str:
+        """The policy that stands for all of FluidPD: goodput where it was run."""
+        there = {c.policy for c in self.found}
+        return next((name for name in FULL if name in there), FULL[-1])
+
+
+def best(pairs: Iterable[tuple[str, float | None]]) -> tuple[str, float] | None:
+    known = [(name, value) for name, value in pairs if value is not None]
+    return max(known, key=lambda pair: pair[1], default=None)
