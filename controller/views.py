@@ -79,6 +79,7 @@ def worker_view(
         "role_since_s": now_s - w.role_since_s,
         "pressure": value_of(p.pressure) if p else None,
         "backlog_s": p.backlog_s if p else None,
+        "slowness": p.slowness if p else None,
         "slack_s": p.slack_s if p else None,
         "kv_share": p.kv_share if p else None,
         "chunk_tokens": p.chunk_tokens if p else None,

@@ -41,6 +41,12 @@ class Targets:
         return self.tbt_s - self.guard_s
 
 
+# A measured pace counts if it rests on so much, none of it long ago: a few tokens tell of a pause or of a warm-up.
+TRUSTED_TOKENS, TRUSTED_STEPS = 4096, 3
+ROUGH = 1.4  # up to this factor it is no news: steps of mixed sizes stray by 0.84 to 1.34 from a saw-tooth table that is exact
+MOST_SLOW, MOST_FAST = 20.0, 0.5
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerPressure:
     """What one worker adds to its pool's pressure. Readings that belong to the other role stay unknown."""
@@ -56,6 +62,7 @@ class WorkerPressure:
     kv_share: float | None = None  # decode: KV used and promised / limit
     slack_s: float | None = None  # decode: SLO - guard - T_iter
     chunk_tokens: int = 0  # decode: the fused chunk that fits beside the present batch
+    slowness: float = 1.0  # prefill: measured time over the cost table's; 1.0 where that is not known
     seed_s: float = 0.0  # prefill: lateness plus work of the queue, the numerator of the seed's index
     of: WorkerView | None = field(default=None, compare=False, repr=False)  # the view it was derived from
 
@@ -105,19 +112,36 @@ def _stale(w: WorkerView, targets: Targets, now_s: float) -> Unknown | None:
     return Unknown(UnknownWhy.STALE, w.received_s) if now_s - w.received_s > targets.max_age_s else None
 
 
+def slowness(w: WorkerView, step: StepTime) -> float:
+    """How much longer this worker's prefill steps of late took than the cost table says of such steps; 1.0 if not known."""
+    r = w.readings
+    rate, tokens, steps, depth = r.prefill_tokens_per_s, r.prefill_recent_tokens, r.prefill_recent_steps, r.prefill_recent_depth
+    if not (isinstance(rate, Known) and isinstance(tokens, Known) and isinstance(steps, Known) and isinstance(depth, Known)):
+        return 1.0
+    if rate.value <= 0 or tokens.value < TRUSTED_TOKENS or steps.value < TRUSTED_STEPS:
+        return 1.0
+    if any(reading.at_s != w.received_s for reading in (rate, tokens, steps, depth)):
+        return 1.0  # one of them was kept from an earlier sample
+    each = tokens.value / steps.value
+    expected_s = step.prefill_s(max(1, round(each)), round(depth.value))
+    found = each / rate.value / expected_s if expected_s > 0 else 1.0
+    return 1.0 if 1 / ROUGH < found < ROUGH else min(MOST_SLOW, max(MOST_FAST, found))
+
+
 def _prefill(w: WorkerView, targets: Targets) -> WorkerPressure:
-    """First come, first served on its own queue: the router fixes a request's prefill worker at arrival."""
+    """First come, first served on its own queue: the router fixes a request's prefill worker at arrival. Work takes what the cost
+    table says, times how slow this worker was measured to be."""
     if w.queue is None:
         return WorkerPressure(w.name, Unknown(UnknownWhy.MISSING, w.received_s), of=w)
     assert w.received_s is not None
-    started = w.readings.started_tokens
-    ahead = targets.step.prefill_s(int(started.value)) if isinstance(started, Known) and started.value > 0 else 0.0
+    started, slow = w.readings.started_tokens, slowness(w, targets.step)
+    ahead = slow * targets.step.prefill_s(int(started.value)) if isinstance(started, Known) and started.value > 0 else 0.0
     etas: list[tuple[int, float]] = []
     late: list[float] = []
     hopeless = 0
     seed = 0.0
     for prompt in w.queue:
-        own = targets.step.prefill_s(prompt.uncached_tokens)
+        own = slow * targets.step.prefill_s(prompt.uncached_tokens)
         ahead += own
         seed += max(0.0, prompt.waited_s + own - targets.ttft_s) + own
         etas.append((prompt.room, ahead))
@@ -134,7 +158,15 @@ def _prefill(w: WorkerView, targets: Targets) -> WorkerPressure:
     if hopeless and not late:
         pressure = Known(ahead / targets.ttft_s, w.received_s)
     return WorkerPressure(
-        w.name, pressure, backlog_s=ahead, etas_s=tuple(etas), late=tuple(late), hopeless=hopeless, seed_s=seed, of=w
+        w.name,
+        pressure,
+        backlog_s=ahead,
+        etas_s=tuple(etas),
+        late=tuple(late),
+        hopeless=hopeless,
+        slowness=slow,
+        seed_s=seed,
+        of=w,
     )
 
 

@@ -167,7 +167,10 @@ class Readings:
     prealloc_tokens: Reading = MISSING
     transfer_queue: Reading = MISSING
     prefill_busy_share: Reading = MISSING  # share of the last seconds spent in prefill forwards
-    prefill_tokens_per_s: Reading = MISSING  # achieved while prefilling
+    prefill_tokens_per_s: Reading = MISSING  # achieved while prefilling, of late
+    prefill_recent_tokens: Reading = MISSING  # what that rate rests on: tokens, steps (both fading with time),
+    prefill_recent_steps: Reading = MISSING
+    prefill_recent_depth: Reading = MISSING  # and the mean context before a token
     step_s: Reading = MISSING  # measured decode step, c = 0
     tbt_p99_s: Reading = MISSING  # of all token gaps in the last second
     borrow_tokens_per_s: Reading = MISSING
@@ -200,6 +203,9 @@ BOUNDS: Mapping[str, Bounds] = {
     "transfer_queue": _COUNT,
     "prefill_busy_share": _SHARE,
     "prefill_tokens_per_s": _RATE,
+    "prefill_recent_tokens": _TOKENS,
+    "prefill_recent_steps": _COUNT,
+    "prefill_recent_depth": _TOKENS,
     "step_s": _SECONDS,
     "tbt_p99_s": _SECONDS,
     "borrow_tokens_per_s": _RATE,

@@ -45,7 +45,7 @@ def kv_used(model: WorkerModel) -> int:
 
 def values(model: WorkerModel, now_s: float) -> dict[str, float | str]:
     """Telemetry under the names of `fluidpd.telemetry.Readings`; what does not exist is "idle", not 0."""
-    tbt = model.tbt_p99_s(now_s)
+    tbt, pace = model.tbt_p99_s(now_s), model.prefill_pace.per_s()
     return {
         "batch": len(model.batch),
         "context_tokens": model.batch.context,
@@ -61,7 +61,10 @@ def values(model: WorkerModel, now_s: float) -> dict[str, float | str]:
         "prealloc_tokens": sum(j.prompt_tokens for j in model.wait_kv),
         "transfer_queue": len(model.expecting),
         "prefill_busy_share": model.busy_share(now_s) if model.role is Role.PREFILL else 0.0,
-        "prefill_tokens_per_s": "idle" if model.prefill_rate is None else model.prefill_rate,
+        "prefill_tokens_per_s": "idle" if pace is None else pace,
+        "prefill_recent_tokens": model.prefill_pace.tokens(now_s),
+        "prefill_recent_steps": model.prefill_pace.steps(now_s),
+        "prefill_recent_depth": model.prefill_pace.depth(),
         "step_s": "idle" if model.step_s is None or not model.batch.jobs else model.step_s,
         "tbt_p99_s": "idle" if tbt is None else tbt,
         "borrow_tokens_per_s": "idle" if model.borrow_rate is None else model.borrow_rate,

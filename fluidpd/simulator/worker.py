@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from fluidpd.cost import CostModel
 from fluidpd.names import Role
+from fluidpd.pace import Pace
 from fluidpd.simulator.batch import Batch
 from fluidpd.simulator.events import Allocated, ClaimAnswered, ClaimWanted, Emitted, Event, Prefilled, Step
 from fluidpd.simulator.job import Job, Stage
@@ -103,7 +104,7 @@ class WorkerModel:
         self.out: list[Event] = []
         self.counters = Counters()
         self.chunk_sizes: dict[int, int] = {}
-        self.prefill_rate: float | None = None  # achieved tokens/s while prefilling
+        self.prefill_pace = Pace()
         self.borrow_rate: float | None = None
         self.step_s: float | None = None  # last decode step without lent work
         self._bases: dict[int, float] = {}  # a decode step without its contexts, by batch size
@@ -464,8 +465,9 @@ class WorkerModel:
             if self._over_slo >= 2:  # measured, not predicted: stop lending for a while, whatever the model says
                 self.hold_lending_until_s, self._over_slo = now_s + 1.0, 0
         elif step.chunks:
-            tokens = step.chunks[0][1] if len(step.chunks) == 1 else sum([c for _, c in step.chunks])
-            self.prefill_rate = _ewma(self.prefill_rate, tokens / step.duration_s)
+            first, c = step.chunks[0]
+            tokens = c if len(step.chunks) == 1 else sum([c for _, c in step.chunks])
+            self.prefill_pace.add(tokens, first.prefilled - c, step.duration_s, now_s)
         elif decodes:
             self.step_s = step.duration_s if step.repeats == 1 else step.first_s + step.slope_s * (step.repeats - 1)
 

@@ -18,15 +18,23 @@ log = logging.getLogger(__name__)
 
 Original = Callable[..., Any]
 Around = Callable[..., Any]  # around(original, *args, **kwargs): calls original at most as often as the engine allows
+Before = Callable[..., None]  # before(now_s, *args, **kwargs)
+After = Callable[..., Any]  # after(now_s, result, *args, **kwargs): what the caller gets
 
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One place in the engine: the dotted path of a function or method, and what runs around it."""
+    """One place in the engine: the dotted path of a function or method, and what runs around it, or only before and after it.
+
+    What runs in every iteration is of the second kind: it needs no stand-in for the engine's function, and is told the time
+    (monotonic seconds) by the guard, whose clock has been read anyway.
+    """
 
     target: str
-    around: Around
+    around: Around | None = None
     is_needed: Callable[[], bool] | None = None  # asked first, where the hook has nothing to do in almost every iteration
+    before: Before | None = None
+    after: After | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +108,14 @@ class _Watched:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
-        began_s = time.perf_counter()
+        began_s = time.monotonic()
         try:
             self.result = self._function(*args, **kwargs)
         except BaseException as error:
             self.raised = error
             raise
         finally:
-            self.spent_s += time.perf_counter() - began_s
+            self.spent_s += time.monotonic() - began_s
         return self.result
 
 
@@ -116,15 +124,23 @@ class _WatchedAsync(_Watched):
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
-        began_s = time.perf_counter()
+        began_s = time.monotonic()
         try:
             self.result = await self._function(*args, **kwargs)
         except BaseException as error:
             self.raised = error
             raise
         finally:
-            self.spent_s += time.perf_counter() - began_s
+            self.spent_s += time.monotonic() - began_s
         return self.result
+
+
+@dataclass(slots=True)
+class _Spent:
+    """Of one hook: its calls, and the time inside it without the engine's own function."""
+
+    calls: int = 0
+    own_s: float = 0.0
 
 
 def _where_needed(guarded: Around, is_needed: Callable[[], bool]) -> Around:
@@ -144,8 +160,7 @@ class Guard:
         self.errors_by_hook: dict[str, int] = {}
         self.disarmed_why = ""
         self.spent_s = 0.0  # seconds inside our own code since the start
-        self.hook_s: dict[str, float] = {}  # time inside the hooks without the engine's own functions, by hook
-        self.hook_calls: dict[str, int] = {}
+        self._by_hook: dict[str, _Spent] = {}
         # Whether something that a hook began still needs the hooks to end well: then they stay until it has, or they fail again.
         self.unfinished: Callable[[], bool] = lambda: False
         # Called once when they have failed again: whatever is still open must be ended now, without them.
@@ -155,6 +170,18 @@ class Guard:
     @property
     def armed(self) -> bool:
         return not self.disarmed_why
+
+    @property
+    def hook_s(self) -> dict[str, float]:
+        """Time inside each hook without the engine's own functions."""
+        return {name: spent.own_s for name, spent in self._by_hook.items()}
+
+    @property
+    def hook_calls(self) -> dict[str, int]:
+        return {name: spent.calls for name, spent in self._by_hook.items()}
+
+    def _of(self, name: str) -> _Spent:
+        return self._by_hook.setdefault(name, _Spent())
 
     def on_disarm(self, handler: Callable[[str], None]) -> None:
         self._on_disarm.append(handler)
@@ -173,7 +200,8 @@ class Guard:
     def spent(self, name: str, own_s: float) -> None:
         """Count time of our own that no hook of ours wraps."""
         self.spent_s += own_s
-        self.hook_s[name] = self.hook_s.get(name, 0.0) + own_s
+        mine = self._of(name)
+        mine.calls, mine.own_s = mine.calls + 1, mine.own_s + own_s
 
     def _stays_out(self) -> bool:
         return bool(self.disarmed_why) and (self.errors_total >= 2 * self.max_errors or not self.unfinished())
@@ -191,18 +219,56 @@ class Guard:
             except Exception:
                 log.exception("fluidpd: what was open could not be ended")
 
-    def around(self, name: str, hook: Around, is_needed: Callable[[], bool] | None = None) -> Around:
+    def guarded(self, name: str, hook: Hook) -> Around:
+        """`hook` made safe, as SGLang's registry wants it."""
+        made = self.beside(name, hook.before, hook.after) if hook.around is None else self.around(name, hook.around)
+        return made if hook.is_needed is None else _where_needed(made, hook.is_needed)
+
+    def around(self, name: str, hook: Around) -> Around:
         """`hook` made safe. An error of the engine's own function goes up as it is; one of ours never does."""
-        self.hook_s[name], self.hook_calls[name] = 0.0, 0
-        guarded = self._around_async(name, hook) if inspect.iscoroutinefunction(hook) else self._around_sync(name, hook)
-        return guarded if is_needed is None else _where_needed(guarded, is_needed)
+        return self._around_async(name, hook) if inspect.iscoroutinefunction(hook) else self._around_sync(name, hook)
+
+    def beside(self, name: str, before: Before | None, after: After | None) -> Around:
+        """What runs before and after the engine's own function, made safe. `after` is left out where `before` has failed."""
+        mine, clock = self._of(name), time.monotonic
+
+        def guarded(original: Original, *args: Any, **kwargs: Any) -> Any:
+            if self.disarmed_why and self._stays_out():
+                return original(*args, **kwargs)
+            mine.calls += 1
+            then = after
+            if before is not None:
+                began_s = clock()
+                try:
+                    before(began_s, *args, **kwargs)
+                except Exception as error:
+                    self.failed(name, error)
+                    then = None
+                own_s = clock() - began_s
+                self.spent_s += own_s
+                mine.own_s += own_s
+            result = original(*args, **kwargs)
+            if then is not None:
+                began_s = clock()
+                try:
+                    result = then(began_s, result, *args, **kwargs)
+                except Exception as error:
+                    self.failed(name, error)
+                own_s = clock() - began_s
+                self.spent_s += own_s
+                mine.own_s += own_s
+            return result
+
+        return guarded
 
     def _around_sync(self, name: str, hook: Around) -> Around:
+        mine = self._of(name)
+
         @functools.wraps(hook)
         def guarded(original: Original, *args: Any, **kwargs: Any) -> Any:
             if self.disarmed_why and self._stays_out():
                 return original(*args, **kwargs)
-            began_s = time.perf_counter()
+            began_s = time.monotonic()
             watched = _Watched(original)
             try:
                 return hook(watched, *args, **kwargs)
@@ -214,14 +280,15 @@ class Guard:
                     return watched.result
                 return original(*args, **kwargs)
             finally:
-                own_s = time.perf_counter() - began_s - watched.spent_s
+                own_s = time.monotonic() - began_s - watched.spent_s
                 self.spent_s += own_s
-                self.hook_s[name] += own_s
-                self.hook_calls[name] += 1
+                mine.calls, mine.own_s = mine.calls + 1, mine.own_s + own_s
 
         return guarded
 
     def _around_async(self, name: str, hook: Callable[..., Awaitable[Any]]) -> Around:
+        mine = self._of(name)
+
         @functools.wraps(hook)
         async def guarded(original: Original, *args: Any, **kwargs: Any) -> Any:
             if self.disarmed_why and self._stays_out():
@@ -238,6 +305,6 @@ class Guard:
                 return await original(*args, **kwargs)
             finally:
                 # An await of ours may wait for anything, so its time says nothing about cost: only calls are counted.
-                self.hook_calls[name] += 1
+                mine.calls += 1
 
         return guarded

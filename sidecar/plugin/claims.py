@@ -42,7 +42,7 @@ class Arbiter:
         self.refused_total: dict[str, int] = {}
         self.late_metadata_total = 0  # rooms that the decode side announced after they were given away
         self._engine = engine
-        self._tombstones: dict[int, Tombstone] = {}
+        self.tombstones: dict[int, Tombstone] = {}
         self._swept_s = 0.0
 
     def judge(self, room: int, claimer: str, draining: bool) -> str:
@@ -53,7 +53,7 @@ class Arbiter:
         return why
 
     def _why_not(self, room: int, claimer: str, draining: bool) -> str:
-        stone = self._tombstones.get(room)
+        stone = self.tombstones.get(room)
         if stone is not None:
             return "again" if stone.claimer == claimer else "given_to_other"
         if not self._engine.is_prefill:
@@ -66,7 +66,7 @@ class Arbiter:
         return "started" if any(r.bootstrap_room == room for r in self._begun()) else "unknown"
 
     def has_given(self, room: int, claimer: str) -> bool:
-        stone = self._tombstones.get(room)
+        stone = self.tombstones.get(room)
         return stone is not None and stone.claimer == claimer
 
     def give(self, room: int, claimer: str, now_s: float) -> bool:
@@ -78,7 +78,7 @@ class Arbiter:
         scheduler.waiting_queue = [r for r in scheduler.waiting_queue if r is not req]
         bootstrapping = scheduler.disagg_prefill_bootstrap_queue
         bootstrapping.queue = [r for r in bootstrapping.queue if r is not req]
-        self._tombstones[room] = Tombstone(claimer, now_s)
+        self.tombstones[room] = Tombstone(claimer, now_s)
         self.given_total += 1
         scheduler.clear_pending_chunk_send(req)
         # clear(), never abort(): an abort is told to the decode side as a failure of the room.
@@ -92,22 +92,22 @@ class Arbiter:
 
     def used_again(self, room: int) -> None:
         """A request came under a room that was given away: the claimer had to have it prefilled here after all."""
-        self._tombstones.pop(room, None)
+        self.tombstones.pop(room, None)
 
     def sweep(self, now_s: float) -> None:
         """Forget what came late: a decode worker's announcement travels another way than its claim, and may arrive after it,
         even seconds later. So this is repeated for as long as the tombstone stands."""
-        if not self._tombstones or now_s - self._swept_s < _SWEEP_S or not self._engine.is_prefill:
+        if now_s - self._swept_s < _SWEEP_S or not self._engine.is_prefill:
             return
         self._swept_s = now_s
         keeper = self._engine.scheduler.disagg_prefill_bootstrap_queue.kv_manager
-        for room, stone in list(self._tombstones.items()):
+        for room, stone in list(self.tombstones.items()):
             if keeper.transfer_infos.pop(room, None) is not None:
                 self.late_metadata_total += 1
             keeper.request_status.pop(room, None)
             keeper.req_to_decode_prefix_len.pop(room, None)
             if now_s - stone.at_s > TOMBSTONE_S:
-                del self._tombstones[room]
+                del self.tombstones[room]
 
     def _find(self, room: int) -> Any:
         return next((r for r in self.waiting() if r.bootstrap_room == room), None)

@@ -5,7 +5,6 @@ Never ends a request: what can be handed off is the HTTP part's, everything else
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
@@ -27,11 +26,10 @@ class Drain:
         self._order: Order | None = None
         self._began_s = 0.0
         self._until_s = 0.0
-        self._lost = threading.Event()
-        self._lost_s = 0.0
+        self._lost_s: float | None = None  # when the sidecar was lost; set on the link's thread
 
     def begin(self, order: Order, now_s: float) -> None:
-        self._lost.clear()
+        self._lost_s = None
         self._answer(False, "another drain was ordered", now_s)
         self.is_on, self._order, self._began_s, self._until_s = True, order, now_s, now_s + order.deadline_s
 
@@ -42,13 +40,17 @@ class Drain:
     def sidecar_lost(self) -> None:
         """On the link's thread: the scheduler's own sees it at its next look."""
         self._lost_s = time.monotonic()
-        self._lost.set()
+
+    @property
+    def is_watching(self) -> bool:
+        return self._order is not None or self._lost_s is not None
 
     def look(self, now_s: float) -> None:
-        """Once an iteration: almost always nothing to do."""
-        if self._lost.is_set() and now_s - self._lost_s >= ORPHAN_S:
-            self._lost.clear()
-            self._order, self.is_on = None, False
+        """Once an iteration, while `is_watching`."""
+        lost_s = self._lost_s
+        if lost_s is not None and now_s - lost_s >= ORPHAN_S:
+            self._lost_s = self._order = None
+            self.is_on = False
         if self._order is None:
             return
         if self._engine.scheduler.is_fully_idle():

@@ -20,6 +20,9 @@ USES = (
 class Engine:
     """One Scheduler object of SGLang, on one rank."""
 
+    _mode: Any = None  # the mode that `_role` was read from: its value is a slow property, asked several times an iteration
+    _role: Role | None = None
+
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         parallel = _module("sglang.srt.runtime_context").get_parallel()
@@ -29,16 +32,19 @@ class Engine:
 
     @property
     def role(self) -> Role | None:
-        mode = str(self.scheduler.disaggregation_mode.value)
-        return Role(mode) if mode in ("prefill", "decode") else None
+        mode = self.scheduler.disaggregation_mode
+        if mode is not self._mode:
+            word = str(mode.value)
+            self._mode, self._role = mode, Role(word) if word in ("prefill", "decode") else None
+        return self._role
 
     @property
     def is_prefill(self) -> bool:
-        return bool(self.scheduler.disaggregation_mode.value == "prefill")
+        return self.role is Role.PREFILL
 
     @property
     def is_decode(self) -> bool:
-        return bool(self.scheduler.disaggregation_mode.value == "decode")
+        return self.role is Role.DECODE
 
     @property
     def has_gpu(self) -> bool:

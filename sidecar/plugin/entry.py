@@ -86,7 +86,7 @@ def _arm(parts: tuple[str, ...]) -> None:
     registry: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
     for hook in hooks:
         name = hook.target.removeprefix("sglang.srt.")
-        registry.HookRegistry.register(hook.target, GUARD.around(name, hook.around, hook.is_needed), registry.HookType.AROUND)
+        registry.HookRegistry.register(hook.target, GUARD.guarded(name, hook), registry.HookType.AROUND)
     if parts is SCHEDULER_PARTS:
         _without_cuda()
     log.info("fluidpd: armed for SGLang %s with %d hooks", version(), len(hooks))

@@ -41,6 +41,48 @@ def context_of(batch: Any) -> int:
     return sum(len(r.origin_input_ids) + len(r.output_ids) for r in batch.reqs)
 
 
+class Contexts:
+    """What the running decodes hold, without asking each of them in each step: a step adds a token to each.
+
+    Counted anew when SGLang has changed the batch (it makes another list, or lengthens it) and once in RECOUNT steps.
+    """
+
+    RECOUNT = 64
+
+    def __init__(self) -> None:
+        self._reqs: Any = None
+        self._many = 0
+        self._steps = 0
+        self._tokens = 0
+        self._is_fresh = False  # counted since the last step
+
+    def step(self, batch: Any) -> tuple[int, int]:
+        """(B, K) of a decode step that is about to run: its decodes, and the sum of their contexts in tokens."""
+        reqs = batch.reqs
+        many = len(reqs)
+        self._steps += 1
+        if reqs is not self._reqs or many != self._many or self._steps >= self.RECOUNT:
+            self._count(batch)
+        elif not self._is_fresh:
+            self._tokens += many
+        self._is_fresh = False
+        return many, self._tokens
+
+    def of(self, batch: Any) -> int:
+        """K as it is now."""
+        if batch.reqs is not self._reqs or len(batch.reqs) != self._many:
+            self._count(batch)
+        return self._tokens
+
+    def forget(self) -> None:
+        """Nothing runs: keep no request alive."""
+        self._reqs = None
+
+    def _count(self, batch: Any) -> None:
+        self._reqs, self._many, self._steps = batch.reqs, len(batch.reqs), 0
+        self._tokens, self._is_fresh = context_of(batch), True
+
+
 def unsafe_feature(req: Any) -> str:
     """What a request asks for that a borrowed prefill was not proven to give the same; "" if nothing."""
     if req.return_logprob:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,10 @@ from sidecar.plugin.claims import Arbiter
 from sidecar.plugin.drain import Drain
 from sidecar.plugin.engine import Engine
 from sidecar.plugin.hello import BOOT
-from sidecar.plugin.rooms import context_of, rest_of
+from sidecar.plugin.rooms import Contexts, rest_of
 from sidecar.plugin.samples import Samples
 from sidecar.plugin.steps import Shape
-from sidecar.plugin.telemetry import Done, Launched, Telemetry
+from sidecar.plugin.telemetry import OPEN, Done, Launched, Plain, Telemetry
 from sidecar.plugin.wake import Wake
 from sidecar.plugin.wants import Wants
 from sidecar.protocol import (
@@ -64,6 +64,7 @@ class SchedulerPart:
         self.scheduler = scheduler
         self.engine = Engine(scheduler)
         self.telemetry = Telemetry()
+        self.contexts = Contexts()
         self.borrow = Borrow(self.engine)
         self.wants = Wants(self.engine, self.borrow)
         self.arbiter = Arbiter(self.engine)
@@ -90,6 +91,10 @@ class SchedulerPart:
         self._mode = scheduler.disaggregation_mode
         self._lent_since_s: float | None = None
         self._launching: Launched | None = None
+        self._has_gpu = self.engine.has_gpu
+        self._plain: tuple[int, int, float] | None = None  # (B, K, when) of a decode step that is being launched
+        self._plains: dict[int, tuple[int, int, float, float | None]] = {}  # of those whose results are not in yet, as Plain
+        self.plain_step = 0  # identity of the last batch if it was one of decodes only; 0 where that is not known
         self._after_lent = False  # the last step was a chunk alone: its cost shows in the next decode step's gap
         self._after_floor = False
         scheduler._request_dispatcher._mapping[Command] = self.run
@@ -110,8 +115,8 @@ class SchedulerPart:
             self.link.on(type_, self._receive)
         self.link.on("welcome", self.samples.welcome)
         self.link.on_lost(self.drain.sidecar_lost)
+        self.link.sample_with(self.samples.newest)
         self.link.start()
-        self.samples.start()
 
     def _receive(self, message: Message) -> None:
         """On the link's reading thread."""
@@ -154,9 +159,11 @@ class SchedulerPart:
 
     # ------------------------------------------------------------ first rank, at the top of an iteration
 
-    def decide(self, now_s: float) -> list[Command]:
-        """What all ranks are to do in this iteration. Commands stay pending until they were run: SGLang may skip a broadcast."""
-        self.wake.seen()
+    def decide(self, now_s: float) -> Sequence[Command]:
+        """What all ranks are to do in this iteration. Commands stay pending until they were run: SGLang may skip a broadcast.
+        Runs in every iteration, with nothing to do in almost all of them: so it asks before it calls."""
+        if self.wake.is_up:
+            self.wake.seen()
         if self.scheduler.disaggregation_mode is not self._mode:
             self._mode = self.scheduler.disaggregation_mode
             self.wants.forget()
@@ -166,11 +173,14 @@ class SchedulerPart:
             self._command(kind, **fields)
         while self._inbox:
             self._hear(self._inbox.popleft(), now_s)
-        self.drain.look(now_s)
-        if self.engine.is_decode and not self.scheduler._engine_paused and not self._pending:
-            self._claim(now_s)
-            self._choose_chunk(now_s)
-        return list(self._pending.values())
+        if self.drain.is_watching:
+            self.drain.look(now_s)
+        if not self._pending and self.engine.is_decode and not self.scheduler._engine_paused:
+            if self.wants.has_to_look:
+                self._claim(now_s)
+            if self.borrow.is_busy:
+                self._choose_chunk(now_s)
+        return tuple(self._pending.values()) if self._pending else ()
 
     def _command(self, kind: str, **fields: Any) -> None:
         command = Command(next(self._serial), kind, fields)
@@ -220,6 +230,7 @@ class SchedulerPart:
         terms = self.wants.due(now_s)
         if terms is None:
             return
+        self.telemetry.catch_up()
         is_proven = self.telemetry.lent_steps_total >= _PROVEN_STEPS
         batch, context = self._decodes()
         speed = self.rule.rate(terms, batch, context, self.telemetry.lent_rate.per_s() if is_proven else None)
@@ -227,8 +238,6 @@ class SchedulerPart:
             self._command("ask", room=message.room, message=message)
 
     def _choose_chunk(self, now_s: float) -> None:
-        if not self.borrow.is_busy:
-            return
         rest, depth = self.borrow.head_rest_and_depth()
         batch, context = self._decodes()
         if batch and not self.rule.fused and self.borrow.is_decodes_turn:
@@ -242,7 +251,7 @@ class SchedulerPart:
         running = self.scheduler.running_batch
         arrived = self.scheduler.waiting_queue
         extra = sum(len(r.origin_input_ids) for r in arrived)
-        return running.batch_size() + len(arrived), context_of(running) + extra
+        return running.batch_size() + len(arrived), self.contexts.of(running) + extra
 
     # ------------------------------------------------------------ every rank
 
@@ -293,14 +302,27 @@ class SchedulerPart:
         launching = self._launching.shape.c if self._launching is not None else 0
         return (rest_of(begun) if begun is not None else 0) + self.telemetry.open_tokens() + launching
 
+    def at_boundary(self, now_s: float) -> None:
+        """Between two iterations, on every rank, also while generation is paused."""
+        if self.arbiter.tombstones:
+            self.arbiter.sweep(now_s)
+        if not self.scheduler.running_batch.reqs:
+            self.telemetry.nothing_running()
+            self.contexts.forget()
+        self.samples.look(now_s)
+
     def launching(self, batch: Any, at_s: float) -> None:
         """Before SGLang runs a batch: what the step is, read while it is still as planned."""
+        self._launching, self.plain_step = None, 0
         mode = batch.forward_mode
-        self._launching = None
+        if mode.is_decode():  # almost every step of a decode worker
+            self.plain_step, self._plain = id(batch), (*self.contexts.step(batch), at_s)
+            return
+        self._plain = None
         if mode.is_prebuilt() or mode.is_idle():
             return
         if not mode.is_extend():
-            self._launching = Launched(Shape(0, 0, batch.batch_size(), context_of(batch)), at_s, 0, False, False)
+            self._launching = Launched(Shape(0, 0, *self.contexts.step(batch)), at_s)
             return
         decodes = batch.decoding_reqs or []
         ids = {id(r) for r in decodes}
@@ -313,27 +335,41 @@ class SchedulerPart:
         shape = Shape(c, o, len(decodes), context)
         ends_prompt = bool(batch.contains_last_prefill_chunk)
         self._launching = Launched(shape, at_s, lent, bool(lent) and chunk.by_floor, ends_prompt)
+        if self.engine.is_prefill:
+            self.samples.launching(at_s)
 
     def launched(self, result: Any, now_s: float) -> None:
-        if self._launching is not None:
-            if not self.engine.has_gpu:
-                self._launching.ran_s = now_s - self._launching.at_s
-            self.telemetry.launched(result, self._launching)
-            self._launching = None
+        plain, self._plain = self._plain, None
+        if plain is not None:
+            if len(self._plains) >= OPEN:
+                self._plains.pop(next(iter(self._plains)))
+            self._plains[id(result)] = (*plain, None if self._has_gpu else now_s - plain[2])
+        elif self._launching is not None:
+            work, self._launching = self._launching, None
+            self.telemetry.launched(result, work if self._has_gpu else work._replace(ran_s=now_s - work.at_s))
 
     def finished(self, batch: Any, result: Any, now_s: float) -> None:
-        mode = batch.forward_mode
+        plain = self._plains.pop(id(result), None)
+        if plain is None:
+            self._finished(batch, result, now_s)
+        elif self._after_lent or self.borrow.waiting or self.scheduler.chunked_req is not None:
+            many, tokens, at_s, ran_s = plain
+            work = Launched(Shape(0, 0, many, tokens), at_s, ran_s=ran_s)
+            self._count_lending(self.telemetry.count(work, now_s, False, plugin.GUARD.spent_s))
+        else:
+            self._lent_since_s = None
+            self.telemetry.ended.append(Plain(*plain, now_s, plugin.GUARD.spent_s))
+
+    def _finished(self, batch: Any, result: Any, now_s: float) -> None:
+        mode, is_prefill = batch.forward_mode, self.engine.is_prefill
         if mode.is_prebuilt() or mode.is_idle():
             return
-        is_prefill = self.engine.is_prefill
-        terms = self.wants.terms or NO_TERMS
         done = self.telemetry.done(result, now_s, is_prefill, plugin.GUARD.spent_s)
-        if done is None or is_prefill:
-            return
-        self._count_lending(done, terms.tbt_slo_s)
+        if done is not None and not is_prefill:
+            self._count_lending(done)
 
-    def _count_lending(self, done: Done, slo_s: float) -> None:
-        now_s = done.at_s
+    def _count_lending(self, done: Done) -> None:
+        now_s, slo_s = done.at_s, (self.wants.terms or NO_TERMS).tbt_slo_s
         if done.lent_tokens:
             since_s = self._lent_since_s if self._lent_since_s is not None else now_s - done.took_s
             self.telemetry.lent_rate.add(done.lent_tokens, max(done.took_s, now_s - since_s))
@@ -342,6 +378,7 @@ class SchedulerPart:
             by_floor = done.by_floor or self._after_floor
             if done.gap_s > slo_s:
                 self.telemetry.late(by_floor)
+                self.samples.late()
             self.rule.ran(now_s, by_floor, done.gap_s, slo_s)
         elif done.lent_tokens:
             self.rule.ran(now_s, done.by_floor, None, slo_s)

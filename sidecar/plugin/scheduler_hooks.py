@@ -29,19 +29,14 @@ def _init(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     return made
 
 
-def _poll(original: Any, self: Any) -> Any:
-    commands = PART.decide(time.monotonic()) if PART is not None else []
-    return [*original(self), *commands]
+def _poll(now_s: float, found: Any, self: Any) -> Any:
+    commands = PART.decide(now_s) if PART is not None else ()
+    return [*found, *commands] if commands else found
 
 
-def _ingest(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    received = original(self, *args, **kwargs)
+def _ingested(now_s: float, received: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     if PART is not None:
-        now_s = time.monotonic()
-        PART.arbiter.sweep(now_s)
-        if PART.engine.is_decode and self.running_batch.is_empty():
-            PART.telemetry.nothing_running()
-        PART.samples.look(now_s)
+        PART.at_boundary(now_s)
     return received
 
 
@@ -72,28 +67,30 @@ def _abort(original: Any, self: Any, recv_req: Any) -> Any:
     return original(self, recv_req)
 
 
-def _run_batch(original: Any, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    part, at_s = PART, time.monotonic()
-    if part is not None:
-        part.launching(batch, at_s)
-        part.samples.launching(at_s)
-    result = original(self, batch, *args, **kwargs)
-    if part is not None:
-        part.launched(result, time.monotonic())
+def _running_batch(now_s: float, self: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+    if PART is not None:
+        PART.launching(batch, now_s)
+
+
+def _ran_batch(now_s: float, result: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    if PART is not None:
+        PART.launched(result, now_s)
     return result
 
 
-def _process_result(original: Any, self: Any, batch: Any, result: Any) -> Any:
-    done = original(self, batch, result)
+def _processed(now_s: float, done: Any, self: Any, batch: Any, result: Any) -> Any:
     if PART is not None:
-        PART.finished(batch, result, time.monotonic())
+        PART.finished(batch, result, now_s)
     return done
 
 
-def _process_decode_queue(original: Any, self: Any) -> Any:
-    if PART is not None and (PART.borrow.is_busy or (self.last_batch is not None and self.last_batch.forward_mode.is_extend())):
-        PART.borrow.join_finished()
-    return original(self)
+def _joins(now_s: float, self: Any) -> None:
+    assert PART is not None
+    PART.borrow.join_finished()
+
+
+def _may_join() -> bool:
+    return PART is not None and (id(PART.scheduler.last_batch) != PART.plain_step or PART.borrow.is_busy)
 
 
 def _is_lending() -> bool:
@@ -105,9 +102,12 @@ def _next_decode(original: Any, self: Any, running_batch: Any) -> Any:
     return PART.borrow.plan(lambda batch: original(self, batch), running_batch)
 
 
-def _is_idle(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    idle = original(self, *args, **kwargs)
-    return bool(idle and (PART is None or not (PART.borrow.waiting or PART.wants.is_holding)))
+def _not_idle(now_s: float, idle: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    return False
+
+
+def _has_own_work() -> bool:
+    return PART is not None and (bool(PART.borrow.waiting) or PART.wants.is_holding)
 
 
 def _kv_budget(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,15 +118,15 @@ def _kv_budget(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 HOOKS: tuple[Hook, ...] = (
     Hook(_SCHEDULER + "__init__", _init),
-    Hook(_SCHEDULER + "_poll_timeout_aborts", _poll),
-    Hook(_SCHEDULER + "ingest_requests", _ingest),
+    Hook(_SCHEDULER + "_poll_timeout_aborts", after=_poll),
+    Hook(_SCHEDULER + "ingest_requests", after=_ingested),
     Hook(_SCHEDULER + "_add_request_to_queue", _add),
     Hook(_SCHEDULER + "abort_request", _abort),
-    Hook(_SCHEDULER + "run_batch", _run_batch),
-    Hook(_SCHEDULER + "process_batch_result", _process_result),
-    Hook(_SCHEDULER + "process_decode_queue", _process_decode_queue),
+    Hook(_SCHEDULER + "run_batch", before=_running_batch, after=_ran_batch),
+    Hook(_SCHEDULER + "process_batch_result", after=_processed),
+    Hook(_SCHEDULER + "process_decode_queue", before=_joins, is_needed=_may_join),
     Hook(_SCHEDULER + "get_next_disagg_decode_batch_to_run", _next_decode, _is_lending),
-    Hook(_SCHEDULER + "is_fully_idle", _is_idle),
+    Hook(_SCHEDULER + "is_fully_idle", after=_not_idle, is_needed=_has_own_work),
     Hook("sglang.srt.disaggregation.decode.DecodePreallocQueue._allocatable_token_budgets", _kv_budget, _is_lending),
     *adopt.HOOKS,
 )

@@ -10,7 +10,7 @@ chunk. Never reads a clock, and never predicts from fewer steps than MIN_STEPS.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fluidpd.slo import nearest_rank
 
@@ -22,8 +22,7 @@ _RESIDUALS = 500
 _OUTLIER = 6.0  # a step this many times further off than usual (a pause of the machine) pulls no harder than that
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """What one step did. Several prompts in one step are one shape with the depth of the first."""
 
     c: int

@@ -121,6 +121,11 @@ class Wants:
 
     # ------------------------------------------------------------ asking
 
+    @property
+    def has_to_look(self) -> bool:
+        """First rank: whether there is a grant, or a claim without a verdict."""
+        return self.terms is not None or bool(self._doubts)
+
     def due(self, now_s: float) -> BorrowTerms | None:
         """First rank: the grant in force, if it is time to look for rooms and there are any."""
         terms = self.terms

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fluidpd.indices import derive
 from fluidpd.names import UnknownWhy, WorkerState
-from fluidpd.telemetry import ConfirmedIdle, Known, Unknown, read, value_of
+from fluidpd.telemetry import MISSING, ConfirmedIdle, Known, Unknown, read, value_of
 
 
 def pressure(*workers):  # type: ignore[no-untyped-def]
@@ -109,3 +109,73 @@ def test_more_work_never_lowers_the_backlog_and_every_number_is_finite(tokens: l
     more = pressure(replace(prefill("p"), queue=prompts(*tokens, 500, waited_s=waited_s)), decode("d")).workers["p"]
     assert more.backlog_s > one.backlog_s
     assert [room for room, _ in one.etas_s] == list(range(len(tokens)))
+
+
+# ---------------------------------------------------------------- a worker slower than its cost table
+
+
+def measured(name: str, *tokens: int, slow: float, steps: float = 10.0, each: int = 2000, depth: int = 0, **view):  # type: ignore[no-untyped-def]
+    """A prefill worker whose steps of late took `slow` times what the table says."""
+    w = prefill(name, *tokens, **view)
+    rate = each / (slow * cost().prefill_s(each, depth))
+    values = {
+        "started_tokens": 0,
+        "prefill_tokens_per_s": rate,
+        "prefill_recent_tokens": steps * each,
+        "prefill_recent_steps": steps,
+        "prefill_recent_depth": depth,
+    }
+    readings, _ = read(values, 100.0)
+    return replace(w, readings=readings)
+
+
+def etas(w) -> list[float]:  # type: ignore[no-untyped-def]
+    return [eta_s for _, eta_s in derive(snapshot(w), targets()).workers[w.name].etas_s]
+
+
+def test_a_worker_measured_at_a_third_of_the_tables_speed_takes_three_times_as_long() -> None:
+    told, slow = etas(prefill("p1", 500, 4000, 900)), etas(measured("p1", 500, 4000, 900, slow=3.0))
+    assert slow == [pytest.approx(3 * eta_s) for eta_s in told]
+    p = derive(snapshot(measured("p1", 4000, slow=3.0)), targets()).workers["p1"]
+    assert p.slowness == pytest.approx(3.0) and p.backlog_s == pytest.approx(3 * cost().prefill_s(4000))
+
+
+def test_work_that_has_started_there_takes_longer_too() -> None:
+    w = measured("p1", 500, slow=3.0)
+    w = replace(w, readings=replace(w.readings, started_tokens=Known(3000.0, 100.0)))
+    assert etas(w) == [pytest.approx(3 * (cost().prefill_s(3000) + cost().prefill_s(500)))]
+
+
+@pytest.mark.parametrize("slow", [0.75, 1.0, 1.35])
+def test_a_worker_as_fast_as_its_table_is_told_exactly_by_the_table(slow: float) -> None:
+    assert etas(measured("p1", 500, 4000, slow=slow)) == etas(prefill("p1", 500, 4000))
+
+
+@pytest.mark.parametrize("each", [60, 700, 8000])
+def test_short_prompts_are_not_mistaken_for_a_slow_worker(each: int) -> None:
+    # Per token they are: a step of 60 tokens streams the weights as one of 700 does.
+    assert etas(measured("p1", 4000, slow=1.0, each=each, steps=100)) == etas(prefill("p1", 4000))
+
+
+def test_the_context_of_a_chunk_is_not_mistaken_for_slowness() -> None:
+    assert etas(measured("p1", 4000, slow=1.0, each=4096, depth=60_000)) == etas(prefill("p1", 4000))
+
+
+@pytest.mark.parametrize(("steps", "each"), [(2, 8000), (50, 60)])
+def test_a_pace_of_few_steps_or_few_tokens_is_not_trusted(steps: int, each: int) -> None:
+    assert etas(measured("p1", 500, slow=3.0, steps=steps, each=each)) == etas(prefill("p1", 500))
+
+
+@pytest.mark.parametrize(
+    "lacking", ["prefill_tokens_per_s", "prefill_recent_tokens", "prefill_recent_steps", "prefill_recent_depth"]
+)
+def test_a_pace_that_is_not_wholly_known_is_the_tables_and_not_zero(lacking: str) -> None:
+    for reading in (MISSING, ConfirmedIdle(100.0), Known(5.0, 97.0)):  # never said, no such work, or kept from an earlier sample
+        w = measured("p1", 500, slow=3.0)
+        w = replace(w, readings=replace(w.readings, **{lacking: reading}))
+        assert etas(w) == etas(prefill("p1", 500))
+
+
+def test_an_absurd_pace_is_bounded() -> None:
+    assert etas(measured("p1", 500, slow=1e6)) == [pytest.approx(20 * cost().prefill_s(500))]
+    assert etas(measured("p1", 500, slow=0.01)) == [pytest.approx(0.5 * cost().prefill_s(500))]

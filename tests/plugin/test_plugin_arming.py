@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from sidecar.plugin.arming import Armed, Disarmed, Guard, judge, shape, shapes
+from sidecar.plugin.arming import Armed, Disarmed, Guard, Hook, judge, shape, shapes
 from sidecar.plugin.settings import PluginSettings
 from sidecar.plugin.tested import signatures
 
@@ -106,6 +107,58 @@ def test_hooks_that_go_on_failing_while_they_wind_down_end_what_is_open_at_once(
     broken = guard.around("broken", lambda original: {}["x"])
     assert [broken(lambda: 1) for _ in range(8)] == [1] * 8
     assert gave_up == [1] and guard.errors_total == 4
+
+
+def test_what_runs_before_and_after_the_engine_is_told_the_time_and_may_change_only_the_result() -> None:
+    guard, seen = Guard(), []
+    hook = guard.guarded(
+        "h", Hook("x", before=lambda now_s, x: seen.append((now_s, x)), after=lambda now_s, result, x: (result, x, now_s > 0))
+    )
+    assert hook(lambda x: x + 1, 4) == (5, 4, True)
+    assert seen[0][0] > 0 and seen[0][1] == 4 and guard.hook_calls["h"] == 1 and guard.spent_s > 0
+
+
+@pytest.mark.parametrize("broken", ["before", "after"])
+def test_a_failure_before_or_after_the_engine_changes_nothing_is_counted_and_disarms_in_the_end(broken: str) -> None:
+    guard, ran, well = Guard(max_errors=2), [], []
+
+    def fails(*_: Any) -> Any:
+        raise KeyError("x")
+
+    parts: dict[str, Any] = {
+        "before": lambda now_s: well.append("before"),
+        "after": lambda now_s, result: well.append("after") or result,
+    }
+    hook = guard.guarded("h", Hook("x", **(parts | {broken: fails})))
+    assert [hook(lambda: ran.append(1) or "result") for _ in range(3)] == ["result"] * 3
+    assert len(ran) == 3 and guard.errors_by_hook == {"h": 2} and not guard.armed
+    # `after` counts on what `before` has done, so without it there is none.
+    assert well == ([] if broken == "before" else ["before", "before"])
+
+
+def test_an_error_of_the_engine_between_before_and_after_goes_up_as_it_is() -> None:
+    guard, after = Guard(), []
+
+    def engine() -> None:
+        raise RuntimeError("the engine's own")
+
+    hook = guard.guarded("h", Hook("x", before=lambda now_s: None, after=lambda now_s, result: after.append(1)))
+    with pytest.raises(RuntimeError, match="the engine's own"):
+        hook(engine)
+    assert guard.errors_total == 0 and after == []
+
+
+def test_the_engines_time_is_not_the_hooks_when_before_has_failed() -> None:
+    guard, inside = Guard(), []
+
+    def engine() -> None:
+        began_s = time.monotonic()
+        time.sleep(0.05)
+        inside.append(time.monotonic() - began_s)
+
+    hook, began_s = guard.guarded("h", Hook("x", before=lambda now_s: 1 / 0)), time.monotonic()
+    hook(engine)
+    assert guard.errors_total == 1 and guard.spent_s <= time.monotonic() - began_s - inside[0]
 
 
 async def test_a_coroutine_hook_is_guarded_too() -> None:

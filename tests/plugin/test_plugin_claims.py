@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def test_the_same_claim_gets_the_same_answer_and_another_claimer_does_not() -> N
     assert arbiter.judge(7, "d1", draining=False) == "again"
     assert arbiter.judge(7, "d1", draining=True) == "again"  # whatever has happened since
     assert arbiter.judge(7, "d2", draining=False) == "given_to_other"
-    engine.scheduler.disaggregation_mode.value = "decode"
+    engine.scheduler.disaggregation_mode = SimpleNamespace(value="decode")
     assert arbiter.judge(7, "d1", draining=False) == "again"
 
 

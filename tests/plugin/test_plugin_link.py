@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,10 @@ async def test_it_connects_says_hello_and_carries_both_ways(link: SidecarLink, s
     sidecar.on("sample", samples.append)
     link.on("revoke", got.append)
     link.on("order", lambda order: link.send(Reply(id=order.id, ok=True, detail=order.what)))
+    link.sample_with(lambda now_s: {"type": "sample", "role": "decode", "values": {"batch": 3}, "chunks": {"64": 2}})
     link.start()
     await until(lambda: link.connected)
     assert sidecar.hello == HELLO
-    link.send_sample({"type": "sample", "role": "decode", "values": {"batch": 3}, "chunks": {"64": 2}})
     await until(lambda: samples)
     assert samples[0].values == {"batch": 3} and samples[0].chunks == {"64": 2}
     sidecar.tell(Revoke(why="moving"), "borrow")
@@ -118,19 +119,38 @@ class SlowSidecar:
 async def test_a_reader_that_does_not_read_costs_the_engine_nothing_and_loses_no_count(tmp_path: Path) -> None:
     slow = SlowSidecar(tmp_path / "slow.sock")
     link = SidecarLink(str(tmp_path / "slow.sock"), lambda: HELLO)
+    counted, told = 0, 0  # as Telemetry does: a total, and what came since the last sample
+
+    def sample(now_s: float) -> dict[str, Any]:
+        nonlocal told
+        since, told = counted - told, counted
+        values = {"generated_tokens_total": counted, "note": "x" * 20_000}
+        return {"type": "sample", "values": values, "chunks": {"64": since}}
+
+    link.sample_with(sample)
     link.start()
     await until(lambda: link.connected)
-    padding = "x" * 20_000
-    began_s = time.perf_counter()
-    for n in range(1, 401):
-        link.send_sample({"type": "sample", "values": {"generated_tokens_total": n, "note": padding}, "chunks": {"64": 1}})
-    assert time.perf_counter() - began_s < 0.5
+    for counted in range(1, 401):  # noqa: B007
+        link.sample_soon()
+        await asyncio.sleep(0.001)
     slow.read.set()
     await until(lambda: slow.lines and slow.lines[-1]["values"]["generated_tokens_total"] == 400)
-    assert len(slow.lines) < 400  # old samples were replaced by newer ones
+    assert len(slow.lines) < 400  # while nobody reads no sample is made
     assert sum(line["chunks"]["64"] for line in slow.lines) == 400
     link.close()
     slow.server.close()
+
+
+async def test_a_sample_is_made_at_its_rate_and_sooner_when_asked_for(link: SidecarLink, sidecar: PluginSocket) -> None:
+    asked: list[float] = []
+    link.sample_with(lambda now_s: asked.append(now_s))  # type: ignore[func-returns-value]
+    link.start()
+    await until(lambda: len(asked) >= 4)
+    assert min(after - before for before, after in pairwise(asked)) >= 0.05
+    before = len(asked)
+    link.sample_soon()
+    await until(lambda: len(asked) > before)
+    assert asked[before] - asked[before - 1] >= 0.01
 
 
 async def test_a_line_that_makes_no_sense_is_ignored_alone(link: SidecarLink, sidecar: PluginSocket) -> None:

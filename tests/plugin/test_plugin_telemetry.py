@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fluidpd.telemetry import BOUNDS, Known, read
 from sidecar.plugin.steps import Shape
-from sidecar.plugin.telemetry import Launched, Telemetry
+from sidecar.plugin.telemetry import Launched, Plain, Telemetry
 
 
 def decode(batch: int, at_s: float) -> Launched:
@@ -49,7 +48,8 @@ def test_a_lone_chunk_delays_the_next_token_and_not_a_step() -> None:
     done = telemetry.done(results[2], 0.06, False)
     assert done is not None and done.gap_s == pytest.approx(0.05) and done.took_s == pytest.approx(0.01)
     assert (telemetry.lent_tokens_total, telemetry.prefilled_tokens_total, telemetry.generated_tokens_total) == (64, 64, 6)
-    assert telemetry.tbt_p99_s(0.06) == pytest.approx(0.05) and telemetry.tbt_p99_s(2.0) is None
+    assert telemetry.numbers(0.06, False, 3)["tbt_p99_s"] == pytest.approx(0.05)
+    assert telemetry.numbers(2.0, False, 3)["tbt_p99_s"] is None
     assert telemetry.take_chunks() == {"64": 1} and telemetry.take_chunks() == {}
 
 
@@ -74,16 +74,11 @@ def test_a_prefill_workers_rate_is_weighted_by_tokens_and_its_busy_share_fades()
         result = object()
         telemetry.launched(result, Launched(Shape(tokens, 0, 0, 0), float(n), 0, False, False))
         telemetry.done(result, n + 1.0, True)
-    rate, share = telemetry.prefill_rate.per_s(), telemetry.values(2.0, True, 0)["prefill_busy_share"]
+    rate, share = telemetry.prefill_pace.per_s(), telemetry.numbers(2.0, True, 0)["prefill_busy_share"]
     assert rate is not None and 900 < rate < 1100  # not the mean of 2000 and 100 per second of each step's own
-    assert 0.4 < share < 0.6 and telemetry.values(12.0, True, 0)["prefill_busy_share"] < 0.05
+    assert share is not None and 0.4 < share < 0.6
+    assert (telemetry.numbers(12.0, True, 0)["prefill_busy_share"] or 0.0) < 0.05
     assert telemetry.model.lent.steps == 0  # its steps teach a decode worker nothing
-
-
-def test_the_values_are_readings_that_nobody_has_to_reject() -> None:
-    telemetry = Telemetry()
-    readings, rejected = read({k: v for k, v in telemetry.values(0.0, False, 0).items() if k in BOUNDS}, 0.0)
-    assert rejected == () and readings.generated_tokens_total == Known(0.0, 0.0)
 
 
 def test_own_time_is_counted_within_token_gaps_only() -> None:
@@ -95,3 +90,28 @@ def test_own_time_is_counted_within_token_gaps_only() -> None:
             telemetry.nothing_running()
         telemetry.done(result, 0.01 * n + 0.01, False, hook_s=0.001 * n + (5.0 if n >= 2 else 0.0))
     assert telemetry.decode_s_total == pytest.approx(0.02) and telemetry.decode_hook_s_total == pytest.approx(0.002)
+
+
+def test_steps_that_were_put_off_are_counted_as_if_they_had_been_counted_at_once() -> None:
+    at_once, later = Telemetry(), Telemetry()
+    for n in range(40):
+        now_s, is_pause = 0.013 * n, n in (7, 20)
+        if is_pause:
+            at_once.catch_up()
+            for telemetry in (at_once, later):
+                telemetry.nothing_running()
+        at_once.count(Launched(Shape(0, 0, 8, 800 + 8 * n), now_s), now_s + 0.012, False, 1e-5 * n)
+        later.ended.append(Plain(8, 800 + 8 * n, now_s, None, now_s + 0.012, 1e-5 * n))
+        if n == 30:  # a step that is counted at once counts those before it first
+            for telemetry in (at_once, later):
+                telemetry.count(Launched(Shape(64, 0, 8, 900), now_s, 64), now_s + 0.0125, False, 1e-5 * n)
+    assert len(later.ended) == 9
+    assert later.numbers(0.6, False, 8) == at_once.numbers(0.6, False, 8) and not later.ended
+    assert later.take_chunks() == at_once.take_chunks() == {"64": 1}
+
+
+def test_an_idle_loop_puts_nothing_off() -> None:
+    telemetry = Telemetry()
+    for _ in range(1000):
+        telemetry.nothing_running()
+    assert len(telemetry.ended) == 1

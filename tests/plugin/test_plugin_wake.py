@@ -38,8 +38,24 @@ def test_what_is_said_ends_the_sleep_once() -> None:
     assert not sleeper.slept()
 
 
+def test_a_scheduler_that_is_to_stay_awake_never_sleeps_and_sleeps_again_after_one_more_look() -> None:
+    sleeper = Sleeper()
+    wake = Wake(SimpleNamespace(idle_sleeper=sleeper))
+    for _ in range(3):
+        wake.seen()
+        wake.stay(True)
+        assert not sleeper.slept()
+    wake.seen()
+    wake.stay(False)
+    wake.up()  # said while it would fall asleep
+    assert not sleeper.slept()
+    wake.seen()
+    assert sleeper.slept()
+
+
 def test_a_scheduler_that_never_sleeps_is_left_alone() -> None:
     for scheduler in (FakeScheduler("decode"), SimpleNamespace(idle_sleeper=None), SimpleNamespace(idle_sleeper=object())):
         wake = Wake(scheduler)
         wake.up()
+        wake.stay(True)
         wake.seen()
