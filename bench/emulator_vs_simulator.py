@@ -15,9 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from cli.clients import Progress, play
 from cli.demo_emulated import engine_stats, reset_emulators
 from cli.fleet import FleetSpec, running
-from cli.replay import Progress, replay
 from cli.workloads import DEFAULT_COST, labelled, load_cost, load_workload
 from fluidpd.simulator.report import Outcome
 from fluidpd.simulator.run import SimSettings, Simulation
@@ -53,7 +53,7 @@ def main() -> int:
 
         async def live() -> tuple[list[Outcome], float]:
             await reset_emulators(fleet)
-            found = await replay(workload, fleet.router_url, "bench", Progress(len(workload.requests)), lambda o: o.completed)
+            found = await play(workload, fleet.router_url, "bench", Progress(len(workload.requests)), lambda o: o.completed)
             return found, (await engine_stats(fleet))["lateness_s"]["p99"]
 
         emulated, late_s = asyncio.run(live())

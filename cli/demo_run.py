@@ -1,4 +1,4 @@
-"""One replay after the other on one fleet, and what the fleet said about each. The same for emulated and for real workers.
+"""One run after the other on one fleet, and what the fleet said about each. The same for emulated and for real workers.
 
 Never knows an engine: what differs is behind `Stage`.
 """
@@ -21,13 +21,13 @@ from fluidpd.slo import SloTargets, meets_slo
 if TYPE_CHECKING:
     import httpx
 
+    from cli.clients import Progress
     from cli.fleet import Engines, Fleet, FleetSpec
-    from cli.replay import Progress
 
 
 @dataclass(slots=True)
 class Run:
-    """One replay and what the fleet said about it. `engine` goes into the JSON beside the summary."""
+    """One run and what the fleet said about it. `engine` goes into the JSON beside the summary."""
 
     name: str
     summary: RunSummary
@@ -63,10 +63,10 @@ class Stage(Protocol):
         """None: the fleet's own emulated workers."""
 
     async def begin(self, fleet: Fleet) -> None:
-        """Right before a replay."""
+        """Right before a run."""
 
     async def meanwhile(self, fleet: Fleet, api: httpx.AsyncClient, name: str, began_wall_s: float) -> None:
-        """What the demo itself does while the replay `name` runs. The run ends when both have ended."""
+        """What the demo itself does while the run `name` goes. It ends when both have ended."""
 
     async def counted(self, fleet: Fleet) -> tuple[int, int, dict[str, Any]]:
         """Since `begin`: borrowed prompts, borrowed tokens, and what else the engines counted."""
@@ -98,7 +98,7 @@ async def compare(fleet: Fleet, stage: Stage, names: Sequence[str]) -> list[Run]
 
 
 async def _run(fleet: Fleet, stage: Stage, api: httpx.AsyncClient, name: str, tag: str) -> Run:
-    from cli.replay import Progress, replay
+    from cli.clients import Progress, play
     from fluidpd.simulator.report import summarize
 
     workload, slo = stage.workload, stage.slo
@@ -110,13 +110,13 @@ async def _run(fleet: Fleet, stage: Stage, api: httpx.AsyncClient, name: str, ta
         return outcome.completed and not outcome.corrupted and meets_slo(outcome.ttft_s, outcome.gaps_s, slo)
 
     watch = asyncio.create_task(_show_progress(fleet, api, name, progress, workload.duration_s))
-    played = asyncio.create_task(replay(workload, fleet.router_url, f"{name}-{tag}", progress, good, speech=stage.speech))
+    played = asyncio.create_task(play(workload, fleet.router_url, f"{name}-{tag}", progress, good, speech=stage.speech))
     beside = asyncio.create_task(stage.meanwhile(fleet, api, name, began))
     both = asyncio.create_task(_ended(played, beside))
     try:
         await asyncio.wait({watch, both}, return_when=asyncio.FIRST_COMPLETED)
         if not both.done():
-            await watch  # it ends before the replay only when a part of the fleet has died: raises what it found
+            await watch  # it ends before the run only when a part of the fleet has died: raises what it found
         outcomes = await both
     finally:
         tasks = (watch, played, beside, both)

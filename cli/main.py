@@ -28,7 +28,7 @@ def before_any_command() -> None:
 
 
 # The order of `fluidpd --help`: first what a newcomer tries, then what an operator types, then the parts.
-for _name in ("demo", "simulate"):
+for _name in ("demo", "simulate", "replay", "advise"):
     if find_spec(f"cli.{_name}") is not None:
         app.command(_name)(getattr(import_module(f"cli.{_name}"), _name))
 

@@ -1,131 +1,110 @@
-"""Replays a workload through the router as streaming clients, open loop, and checks every token that comes back.
+"""`fluidpd replay`: what another policy, or other thresholds, would have decided: on a controller's record, or on a trace.
 
-Never waits for an answer before the next request is due, and never forgives a lost, doubled or reordered token.
+Never touches the fleet, and never writes to the database.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
 
-import aiohttp
-import orjson
+import typer
 
-from cli.speech import EmulatedSpeech, Heard, Speech
-from fluidpd.simulator.report import Outcome
-from fluidpd.simulator.workload import Workload
+from cli.db import ConfigOption
+from cli.judged import SetOption
+from cli.output import Exit, fail, parse_span
 
-
-@dataclass(slots=True)
-class Progress:
-    """Live counts, for the progress line."""
-
-    total: int
-    sent: int = 0
-    done: int = 0
-    good: int = 0
-    lost: int = 0
-    tokens: int = 0
-    started_s: float = 0.0
-    outcomes: list[Outcome] = field(default_factory=list)
+TRACE_ONLY = ("minutes", "rate", "seed", "prefill", "decode", "cost", "html")
+RECORD_ONLY = ("config", "since")
 
 
-async def replay(
-    workload: Workload,
-    router_url: str,
-    tag: str,
-    progress: Progress,
-    judge: Callable[[Outcome], bool],
-    *,
-    timeout_s: float = 900.0,
-    speech: Speech | None = None,
-) -> list[Outcome]:
-    """Send every request at its time. TTFT is the client's wall clock from the moment a request was due; gaps are of the clock
-    that `speech` reads (by default the emulated engine's own)."""
-    spoken = speech or EmulatedSpeech()
-    loop = asyncio.get_running_loop()
-    timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=30)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        start = loop.time() + 0.2
-        progress.started_s = start
-        tasks = []
-        for number, request in enumerate(workload.requests):
-            outcome = Outcome(request.prompt_tokens, request.output_tokens, request.arrival_s)
-            progress.outcomes.append(outcome)
-            due = start + request.arrival_s
-            if (wait := due - loop.time()) > 0:
-                await asyncio.sleep(wait)
-            progress.sent += 1
-            tasks.append(asyncio.create_task(_one(session, router_url, spoken, tag, number, outcome, due, progress, judge)))
-        await asyncio.gather(*tasks)
-    return progress.outcomes
-
-
-async def _one(
-    session: aiohttp.ClientSession,
-    router_url: str,
-    speech: Speech,
-    tag: str,
-    number: int,
-    outcome: Outcome,
-    due: float,
-    progress: Progress,
-    judge: Callable[[Outcome], bool],
+def replay(
+    context: typer.Context,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="DB_URL|TRACE",
+            help="a database (sqlite+aiosqlite:///PATH, postgresql+asyncpg://..., a SQLite file), or a trace as in `fluidpd "
+            "simulate`; without it, the database of the controller's settings",
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", help="the policy to try, as in `fluidpd simulate`; on a record, one that judges snapshots"),
+    ] = None,
+    settings: SetOption = None,
+    since: Annotated[str | None, typer.Option("--since", help="of a record, only the last so long, such as 30m")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="differences to print")] = 20,
+    config: ConfigOption = None,
+    minutes: Annotated[float, typer.Option("--minutes", min=0.01, help="of a trace: its busiest minutes")] = 2.0,
+    rate: Annotated[float, typer.Option("--rate", min=0.001, help="of a trace: arrivals this many times as fast")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="of the generator, where no trace is found")] = 0,
+    prefill: Annotated[int, typer.Option("--prefill", min=1, max=256, help="for a trace: prefill workers at the start")] = 2,
+    decode: Annotated[int, typer.Option("--decode", min=1, max=256, help="for a trace: decode workers at the start")] = 6,
+    cost: Annotated[
+        str, typer.Option("--cost", help="for a trace: key of the cost table")
+    ] = "h100_sxm|sglang|70B|w=fp8|kv=fp8|tp=2",
+    html: Annotated[Path | None, typer.Option("--html", help="for a trace: write a self-contained report of both runs")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the document instead of tables")] = False,
 ) -> None:
-    prompt = speech.prompt(tag, number, outcome.prompt_tokens)
-    heard = Heard()
-    body = {
-        "text": prompt,
-        "sampling_params": {"max_new_tokens": outcome.output_tokens, "temperature": 0, "ignore_eos": True},
-        "stream": True,
-    }
+    """Run recorded history under another policy or other thresholds, and show the difference.
+
+    A controller's database holds one snapshot a second (retention.snapshots_days). Each is judged again, in order, once with the
+    settings that stood and once with yours. A record cannot show what would have come of it: after the first different act the
+    fleet would have been another. A trace can: it is simulated both ways.
+
+    \b
+    Examples:
+      fluidpd replay --from sqlite+aiosqlite:///var/fluidpd.db --set prefill_high=1.5 --set persist_s=2
+      fluidpd replay --since 30m --policy fluidtoken
+      fluidpd replay --from azure2023_code --minutes 5 --set decode_low=0.7
+      fluidpd replay --from mine.csv.gz --policy seed --prefill 3 --decode 5 --json
+    """
+    if policy is None and not settings:
+        fail("nothing to compare: give --policy, or --set KEY=VALUE, such as --set prefill_high=1.5", Exit.USAGE)
+    url = database_of(source)
+    is_trace = source is not None and url is None
+    _refuse(context, RECORD_ONLY if is_trace else TRACE_ONLY, "a trace" if is_trace else "a database")
+    pairs = settings or []
+    if is_trace:
+        from cli.replay_trace import Asked, replay_trace
+
+        assert source is not None
+        replay_trace(Asked(source, minutes, rate, seed, prefill, decode, cost), policy, pairs, as_json=as_json, html=html)
+        return
+    from cli.replay_record import replay_record
+
+    last_s = parse_span(since) if since is not None else None
+    asyncio.run(replay_record(url, config, policy, pairs, last_s=last_s, limit=limit, as_json=as_json))
+
+
+def database_of(source: str | None) -> str | None:
+    """The database that `--from` names; None: it names a trace, or nothing. Exits if it shows a password."""
+    if source is None:
+        return None
+    if "://" in source:
+        from urllib.parse import urlsplit
+
+        if urlsplit(source).password is not None:
+            fail(
+                "--from: a password in a command line shows in the process list; leave --from out, and name the database in "
+                "--config or FLUIDPD_DATABASE__URL",
+                Exit.USAGE,
+            )
+        return source
     try:
-        await _stream(session, f"{router_url}/generate", body, speech, heard, outcome, due, progress)
-    except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError) as problem:
-        outcome.error = f"{type(problem).__name__}: {problem}"
-    outcome.completed, outcome.corrupted = speech.judge(number, prompt, outcome.output_tokens, heard)
-    if heard.ended and not outcome.completed and not outcome.corrupted:
-        outcome.error = f"{heard.tokens} of {outcome.output_tokens} tokens came"
-    progress.done += 1
-    progress.good += judge(outcome)
-    progress.lost += not outcome.completed
+        with Path(source).open("rb") as file:
+            is_sqlite = file.read(16) == b"SQLite format 3\0"
+    except OSError:  # a trace's name, or a file that the reader of traces will explain
+        return None
+    return f"sqlite+aiosqlite:///{Path(source).resolve()}" if is_sqlite else None
 
 
-async def _stream(
-    session: aiohttp.ClientSession,
-    url: str,
-    body: dict[str, object],
-    speech: Speech,
-    heard: Heard,
-    outcome: Outcome,
-    due: float,
-    progress: Progress,
-) -> None:
-    loop = asyncio.get_running_loop()
-    async with session.post(url, data=orjson.dumps(body), headers={"Content-Type": "application/json"}) as response:
-        if response.status != 200:
-            outcome.error = f"HTTP {response.status}: {(await response.text())[:200]}"
-            return
-        async for line in response.content:
-            if not line.startswith(b"data:"):
-                continue
-            if line.startswith(b"data: [DONE]"):
-                heard.ended = True
-                break
-            chunk = orjson.loads(line[5:])
-            if "error" in chunk:
-                outcome.error = str(chunk["error"])[:200]
-                return
-            now_s = loop.time()
-            new, at_s = speech.hear(chunk, now_s, heard)
-            if not new:
-                continue
-            progress.tokens += new
-            if outcome.ttft_s is None:
-                outcome.ttft_s = now_s - due
-                if at_s is not None and heard.arrived_s is not None:
-                    outcome.engine_ttft_s = at_s - heard.arrived_s
-            elif at_s is not None and heard.last_s is not None:
-                outcome.gaps_s.append(at_s - heard.last_s)
-            heard.last_s = at_s
+def _refuse(context: typer.Context, names: tuple[str, ...], what: str) -> None:
+    """Options that would be ignored are refused."""
+    for name in names:
+        given = context.get_parameter_source(name)
+        if given is not None and given.name == "COMMANDLINE":
+            fail(f"--{name} has no meaning with {what}: leave it out, or name another --from", Exit.USAGE)

@@ -6,9 +6,7 @@ Never starts a process.
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.output import Exit, fail, say
+from cli.progress import bars
 
 if TYPE_CHECKING:
     from fluidpd.simulator.request_run import RunResult
-    from fluidpd.simulator.scenario import Part
+    from fluidpd.simulator.scenario import Part, Scenario
     from fluidpd.simulator.workload import Workload
 
 
@@ -54,7 +53,7 @@ def simulate(
     ] = None,
     cost: Annotated[str, typer.Option("--cost", help="key of the cost table")] = "h100_sxm|sglang|70B|w=fp8|kv=fp8|tp=2",
     scenario: Annotated[
-        Path | None, typer.Option("--scenario", help="a TOML file instead of these options; its schema: --schema")
+        Path | None, typer.Option("--scenario", help="a TOML or YAML file instead of these options; its schema: --schema")
     ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="print the JSON Schema of a scenario file, and stop")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the document instead of the table")] = False,
@@ -104,11 +103,13 @@ def simulate(
     model = load_cost(wanted.cost)
     results = []
     runs: list[tuple[Any, dict[str, object]]] = []
-    for name in wanted.policies:
-        began = time.perf_counter()
-        result = policies.simulate(name, workload, model, sim_settings, _progress(name, workload.duration_s))
-        results.append(result)
-        runs.append((result.summary, {"wall_s": round(time.perf_counter() - began, 3)}))
+    with bars(quiet=as_json) as progress:
+        for name in wanted.policies:
+            began = time.perf_counter()
+            result = policies.simulate(name, workload, model, sim_settings, progress.bar(name, workload.duration_s))
+            results.append(result)
+            cached = {"cached_tokens": result.tally.cached_tokens} if workload.names_blocks else {}
+            runs.append((result.summary, {"wall_s": round(time.perf_counter() - began, 3), **cached}))
     if as_json:
         counts = {"prefill": wanted.settings.prefill, "decode": wanted.settings.decode, "cost": wanted.cost}
         print(json.dumps(as_document("simulated", workload.described(), runs, fleet=counts), indent=2))
@@ -117,27 +118,19 @@ def simulate(
     if html is not None:
         from cli.report import page
 
-        _write(html, page(wanted.title, about, wanted.cost, wanted.settings.slo, results), "--html")
+        write(html, page(wanted.title, about, wanted.cost, wanted.settings.slo, results), "--html")
         say(f"report: {html}")
     if picture is not None and results:
-        _write(picture, _drawn(workload.name, results[-1]), "--picture")
+        write(picture, _drawn(workload.name, results[-1]), "--picture")
         say(f"picture: {picture}")
 
 
 def _from_file(path: Path, budget: int | None) -> Wanted:
     from cli.workloads import cut_workload
     from fluidpd.policy.settings import PolicySettings
-    from fluidpd.simulator.scenario import BadScenario, parse_scenario
     from fluidpd.simulator.settings import SimSettings
 
-    try:
-        found = parse_scenario(path.name, path.read_text())
-    except OSError as problem:
-        fail(f"cannot read {path}: {problem.strerror}; check --scenario", Exit.USAGE)
-    except UnicodeDecodeError:
-        fail(f"{path} is not text: give a TOML file to --scenario", Exit.USAGE)
-    except BadScenario as problem:
-        fail(f"{problem}; `fluidpd simulate --schema` prints what is allowed", Exit.USAGE)
+    found = _scenario(path)
 
     def find(part: Part, seed: int) -> Workload:
         return cut_workload(part.trace, part.minutes, part.rate, part.cap, seed)
@@ -155,6 +148,24 @@ def _from_file(path: Path, budget: int | None) -> Wanted:
     return Wanted(found.name, found.workload(find), found.policies, fleet.cost, settings)
 
 
+def _scenario(path: Path) -> Scenario:
+    """A scenario file of either kind. Exits with a sentence that names the file and the key, for YAML the line too."""
+    from controller.settings_source import ConfigError, build
+    from fluidpd.simulator.scenario import BadScenario, Scenario, parse_scenario
+
+    try:
+        text = path.read_text()
+        if path.suffix in (".yaml", ".yml"):
+            return build(Scenario, path, {}, {})
+        return parse_scenario(path.name, text)
+    except OSError as problem:
+        fail(f"cannot read {path}: {problem.strerror}; check --scenario", Exit.USAGE)
+    except UnicodeDecodeError:
+        fail(f"{path} is not text: give a TOML or YAML file to --scenario", Exit.USAGE)
+    except (BadScenario, ConfigError) as problem:
+        fail(f"{problem}; `fluidpd simulate --schema` prints what is allowed", Exit.USAGE)
+
+
 def _drawn(name: str, result: RunResult) -> str:
     from cli.picture import Picture, draw, spans_of
 
@@ -164,25 +175,9 @@ def _drawn(name: str, result: RunResult) -> str:
     return draw(Picture(title, result.ended_s, lanes, pressures=line.pressures))
 
 
-def _write(path: Path, text: str, option: str) -> None:
+def write(path: Path, text: str, option: str) -> None:
+    """The text into the file that an option names. Exits with a sentence if it cannot be written."""
     try:
         path.write_text(text)
     except OSError as problem:
         fail(f"cannot write {path}: {problem.strerror}; choose another {option}", Exit.FAILURE)
-
-
-def _progress(name: str, duration_s: float) -> Callable[[float], None] | None:
-    """A progress line on a terminal that a person watches; nothing in a pipe."""
-    if not sys.stderr.isatty():
-        return None
-
-    def show(at_s: float) -> None:
-        share = min(1.0, at_s / duration_s) if duration_s else 1.0
-        print(
-            f"\r{name:12s} {share:4.0%} of {duration_s:.0f} s simulated",
-            end="" if share < 1 else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    return show

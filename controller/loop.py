@@ -21,6 +21,7 @@ from controller.moves import Moves
 from controller.operator import Operator
 from controller.outbox import Outbox
 from controller.ports import HubPort, Router, StorePort
+from controller.recorder import Recorder
 from controller.refusals import GuardRefused
 from controller.registry import Registry
 from controller.routing import Routing
@@ -110,6 +111,7 @@ class Controller:
         self._due: dict[str, float] = {}
         self._totals = Totals()
         self._stats = TickStats()
+        self._recorder = Recorder(store, clock, settings, cost)
         self._written: dict[str, tuple[object, ...]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._membership_wanted = asyncio.Event()
@@ -120,6 +122,7 @@ class Controller:
         """Take the leadership, take over what was left open, and begin. Raises what the store raises."""
         await self.leadership.take()
         await self._take_over()
+        await self._recorder.begin()
         self.memory = Memory(started_s=self.clock.now())
         for run in (self._tick_for_ever, self._keep_house_for_ever, self._watch_router_for_ever):
             self._tasks.append(asyncio.ensure_future(run()))
@@ -307,6 +310,7 @@ class Controller:
         """History and the live stream. Nothing here waits."""
         tick = self._last
         self.collector.remember(tick.snapshot, tick.indices, self._grants.lends)
+        self._recorder.look(tick.snapshot, tick.decision, self.leadership.epoch)
         if self._is_due("indices", INDICES_EVERY_S, now_s):
             i = tick.indices
             values = {name: value_of(getattr(i, name)) for name in ("ppi", "dpi", "ppi_seed", "dpi_seed")}

@@ -91,6 +91,9 @@ class SecuritySettings(_Section):
 class RetentionSettings(_Section):
     """Days that rows are kept. Roll-ups outlive what they were made of."""
 
+    snapshots_days: float = Field(
+        default=1.0, ge=0, le=3650, description="days that one snapshot a second is kept, for `fluidpd replay`; 0 records none"
+    )
     seconds_days: float = Field(default=2.0, gt=0, le=3650)
     minutes_days: float = Field(default=14.0, gt=0, le=3650)
     five_minutes_days: float = Field(default=60.0, gt=0, le=3650)
@@ -100,6 +103,7 @@ class RetentionSettings(_Section):
     @property
     def days(self) -> dict[str, float]:
         return {
+            "snapshots": self.snapshots_days,
             "seconds": self.seconds_days,
             "minutes": self.minutes_days,
             "five_minutes": self.five_minutes_days,

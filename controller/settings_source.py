@@ -64,6 +64,13 @@ def build(model: type[M], path: Path | None, env: Mapping[str, str], overrides: 
         raise ConfigError("\n".join(dict.fromkeys(faults))) from None
 
 
+def overridden(base: M, words: Mapping[str, str]) -> M:
+    """`base` with keys set from text, as an environment would. Raises ConfigError as `build` does."""
+    model = type(base)
+    typed = {key: _typed(text, _annotation(model, (key,))) for key, text in words.items()}
+    return build(model, None, {}, {**base.model_dump(mode="json"), **typed})
+
+
 # ---------------------------------------------------------------- YAML
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from fluidpd.decision import Decision, Refusal
 from fluidpd.names import Answer, CommandKind, End, Heading, Phase, PluginState, Role, Trigger, WorkerState
+from fluidpd.telemetry import Snapshot
 from fluidpd.transition import Move
 
 
@@ -65,6 +66,31 @@ class DecisionRow:
     missing: tuple[str, ...]
     would_have: bool
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BasisRow:
+    """What snapshots were judged on: settings, targets, and which cost model. A new row for each that differs."""
+
+    id: str
+    wall_s: float
+    policy: Mapping[str, object]
+    slo: Mapping[str, object]
+    cost: Mapping[str, object]  # key, file, fingerprint: the model itself is not stored
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """All facts of one moment of a second, and what was decided on them."""
+
+    second: int  # unix
+    epoch: int  # rises with each start of a controller
+    basis: str
+    snapshot: Snapshot
+    action: str
+    reason: str
+    flips: tuple[Mapping[str, str], ...] = ()
+    lenders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +243,12 @@ def refusal_as_dict(refusal: Refusal) -> dict[str, object]:
     return {"worker": refusal.worker, "rule": refusal.rule.value, "detail": refusal.detail, "numbers": dict(refusal.numbers)}
 
 
+def flips_as_dicts(decision: Decision) -> tuple[Mapping[str, str], ...]:
+    return tuple(
+        {"worker": f.worker, "from": f.from_role.value, "to": f.to_role.value, "trigger": f.trigger.value} for f in decision.flips
+    )
+
+
 def decision_row(decision: Decision, wall_s: float, epoch: int) -> DecisionRow:
     """A decision as a row; its id is given by the store."""
     return DecisionRow(
@@ -225,10 +257,7 @@ def decision_row(decision: Decision, wall_s: float, epoch: int) -> DecisionRow:
         action=decision.action.value,
         reason=decision.reason.value,
         numbers=dict(decision.numbers),
-        flips=tuple(
-            {"worker": f.worker, "from": f.from_role.value, "to": f.to_role.value, "trigger": f.trigger.value}
-            for f in decision.flips
-        ),
+        flips=flips_as_dicts(decision),
         lenders=decision.lenders,
         refusals=tuple(refusal_as_dict(r) for r in decision.refusals),
         missing=decision.missing,

@@ -68,7 +68,8 @@ async def add_slo_minute(store: Store, slo: str, minute: int, good: float, total
 
 
 async def prune(store: Store, now_wall_s: float, keep_days: Mapping[str, float]) -> int:
-    """Delete what is older than its retention. Keys: seconds, minutes, five_minutes, hours, records. Returns the rows deleted."""
+    """Delete what is older than its retention. Keys: snapshots, seconds, minutes, five_minutes, hours, records. Returns the rows
+    deleted."""
     deleted = 0
     by_step = {1: keep_days["seconds"], 60: keep_days["minutes"], 300: keep_days["five_minutes"], 3600: keep_days["hours"]}
     old: list[tuple[sa.Table, Any]] = []
@@ -79,6 +80,11 @@ async def prune(store: Store, now_wall_s: float, keep_days: Mapping[str, float])
     old.extend((t, t.c.wall_s < limit) for t in (tables.decision, tables.command, tables.audit))
     old.append((tables.transition, tables.transition.c.ended_wall_s < limit))  # open moves never age; phases go with theirs
     old.append((tables.slo_minute, tables.slo_minute.c.minute < limit))
+    s, b = tables.snapshot, tables.basis
+    old.append((s, s.c.second < now_wall_s - keep_days["snapshots"] * _DAY_S))
+    # The newest basis is in use, even while nothing was recorded on it yet.
+    used, fresh = scoped(sa.select(s.c.basis), s, store.scope), now_wall_s - max(1.0, keep_days["snapshots"]) * _DAY_S
+    old.append((b, sa.and_(b.c.wall_s < fresh, b.c.id.not_in(used))))
     for t, where in old:
         async with store.transaction() as connection:
             deleted += (await connection.execute(scoped(sa.delete(t), t, store.scope).where(where))).rowcount

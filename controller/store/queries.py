@@ -12,16 +12,18 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from controller.store import rows, tables
+from controller.store import rows, snapshots, tables
 from controller.store.engine import StoreUnavailable, trouble
 from fluidpd.record import (
     AuditRow,
+    BasisRow,
     CommandRow,
     DecisionRow,
     IndexSecond,
     PauseRow,
     PinRow,
     Scope,
+    SnapshotRow,
     StatusRow,
     TransitionRow,
     WorkerRow,
@@ -105,6 +107,25 @@ class Queries:
     async def audit(self, limit: int = 100) -> tuple[AuditRow, ...]:
         a = tables.audit
         return tuple(rows.audit(r) for r in await self.fetch(self._select(a).order_by(a.c.id.desc()).limit(limit)))
+
+    # ------------------------------------------------------------ what decisions were made on
+
+    async def snapshots(self, since_s: float, until_s: float, limit: int = 200) -> tuple[SnapshotRow, ...]:
+        """Oldest first; at most `limit`, since each holds a whole fleet: ask again from the last one's second + 1."""
+        t = tables.snapshot
+        wanted = _between(self._select(t), t.c.second, since_s, until_s)
+        return tuple(snapshots.row(r) for r in await self.fetch(wanted.order_by(t.c.second).limit(limit)))
+
+    async def bases(self) -> tuple[BasisRow, ...]:
+        """Newest first."""
+        found = await self.fetch(self._select(tables.basis).order_by(tables.basis.c.wall_s.desc()))
+        return tuple(BasisRow(r["id"], r["wall_s"], r["policy"], r["slo"], r["cost"]) for r in found)
+
+    async def recorded_scopes(self) -> tuple[Scope, ...]:
+        """Whose snapshots there are, in all of the database."""
+        t = tables.snapshot
+        found = await self.fetch(sa.select(t.c.cluster, t.c.model, t.c.pool).distinct())
+        return tuple(Scope(r["cluster"], r["model"], r["pool"]) for r in found)
 
     # ------------------------------------------------------------ history
 

@@ -29,6 +29,21 @@ def worker_values(row: record.WorkerRow, scope: record.Scope) -> dict[str, Any]:
     return {**out, "reported_model": row.model, "reported_pool": row.pool}
 
 
+def seconds_values(
+    taken: Iterable[record.IndexSecond | record.WorkerSecond], scope: record.Scope
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Column values for index_history and for worker_history."""
+    where: dict[str, Any] = {**scope_values(scope), "step_s": 1}
+    indices, workers = [], []
+    for r in taken:
+        if isinstance(r, record.IndexSecond):
+            numbers = finite({"low": r.low, "mean": r.mean, "high": r.high})
+            indices.append({**where, "second": r.second, "name": r.index, **numbers})
+        else:
+            workers.append({**where, **finite(asdict(r))})
+    return indices, workers
+
+
 def worker(r: Mapping[str, Any]) -> record.WorkerRow:
     return record.WorkerRow(
         name=r["name"],

@@ -225,6 +225,28 @@ worker_history = Table(
     Column("lending", Boolean(create_constraint=False), nullable=False),
 )
 
+# What decisions were made on, so that they can be made again: one snapshot a second, packed (snapshots.py).
+snapshot = Table(
+    "snapshot",
+    metadata,
+    *_scope(key=True),
+    Column("second", BigInteger, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("basis", String(63), nullable=False),
+    Column("packed", sa.LargeBinary, nullable=False),
+)
+
+basis = Table(
+    "basis",
+    metadata,
+    *_scope(key=True),
+    Column("id", String(63), primary_key=True),
+    _wall("wall_s"),
+    Column("policy", sa.JSON, nullable=False),
+    Column("slo", sa.JSON, nullable=False),
+    Column("cost", sa.JSON, nullable=False),
+)
+
 slo_minute = Table(
     "slo_minute",
     metadata,

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any, cast
@@ -18,13 +18,14 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from controller.store import rows, tables
-from controller.store.buffer import SecondsBuffer
+from controller.store import rows, snapshots, tables
+from controller.store.buffer import Row, SecondsBuffer
 from controller.store.engine import StoreUnavailable, finite, make_engine, trouble, upsert
 from controller.store.queries import Queries, scoped
 from fluidpd.names import Answer
 from fluidpd.record import (
     AuditRow,
+    BasisRow,
     CommandRow,
     DecisionRow,
     IndexSecond,
@@ -32,6 +33,7 @@ from fluidpd.record import (
     PhaseRow,
     PinRow,
     Scope,
+    SnapshotRow,
     StatusRow,
     TransitionRow,
     WorkerRow,
@@ -41,6 +43,7 @@ from fluidpd.transition import Move
 
 _log = logging.getLogger(__name__)
 _FLUSH_ROWS = 5_000
+_SNAPSHOTS_KEPT, _FLUSH_SNAPSHOTS = 120, 20  # they are large: two minutes of them are all that waits for a database
 
 
 class AlreadyOpen(Exception):
@@ -80,7 +83,8 @@ class Store:
         self.scope = scope or Scope()
         self.healthy = True
         self.trouble = ""
-        self.buffer = SecondsBuffer(buffer_limit)
+        self.buffer: SecondsBuffer[IndexSecond | WorkerSecond] = SecondsBuffer(buffer_limit)
+        self.snapshots: SecondsBuffer[SnapshotRow] = SecondsBuffer(_SNAPSHOTS_KEPT)
         self._wall = wall
         self._flush_every_s = flush_every_s
         self._engine: AsyncEngine = make_engine(url)
@@ -272,34 +276,46 @@ class Store:
         self.buffer.add(index_rows)
         self.buffer.add(worker_rows)
 
+    def buffer_snapshot(self, row: SnapshotRow) -> None:
+        """As buffer_seconds."""
+        self.snapshots.add((row,))
+
+    async def keep_basis(self, row: BasisRow) -> None:
+        async with self._transaction() as connection:
+            await connection.execute(self._upsert(tables.basis), [rows.values(row, self.scope)])
+
     async def flush(self) -> int:
         """Write what is buffered, in one transaction per few thousand rows. Raises StoreUnavailable and keeps the rows."""
+        written = await self._drain(self.buffer, _FLUSH_ROWS, self._flush_rows)
+        return written + await self._drain(self.snapshots, _FLUSH_SNAPSHOTS, self._flush_snapshots)
+
+    async def _drain(self, buffer: SecondsBuffer[Row], many: int, write: Callable[[list[Row]], Awaitable[None]]) -> int:
         written = 0
-        while taken := self.buffer.take(_FLUSH_ROWS):
+        while taken := buffer.take(many):
             try:
-                await self._flush_rows(taken)
+                await write(taken)
             except StoreUnavailable:
-                self.buffer.give_back(taken)
+                buffer.give_back(taken)
                 raise
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError):
-                    self.buffer.give_back(taken)
+                    buffer.give_back(taken)
                     raise
                 # Rows the database will never take must not block those behind them.
                 _log.exception("%d history rows were refused and dropped", len(taken))
-                self.buffer.drop(len(taken))
+                buffer.drop(len(taken))
             else:
                 written += len(taken)
         return written
 
+    async def _flush_snapshots(self, taken: list[SnapshotRow]) -> None:
+        # Packed beside the loop: of a large fleet with long queues it takes longer than a tick.
+        packed = await asyncio.to_thread(lambda: [snapshots.values(row, self.scope) for row in taken])
+        async with self._transaction() as connection:
+            await connection.execute(self._upsert(tables.snapshot), packed)
+
     async def _flush_rows(self, taken: list[IndexSecond | WorkerSecond]) -> None:
-        where: dict[str, object] = {**rows.scope_values(self.scope), "step_s": 1}
-        indices = [
-            {**where, "second": r.second, "name": r.index, **finite({"low": r.low, "mean": r.mean, "high": r.high})}
-            for r in taken
-            if isinstance(r, IndexSecond)
-        ]
-        workers = [{**where, **finite(asdict(r))} for r in taken if isinstance(r, WorkerSecond)]
+        indices, workers = rows.seconds_values(taken, self.scope)
         async with self._transaction() as connection:
             if indices:
                 await connection.execute(self._upsert(tables.index_history), indices)

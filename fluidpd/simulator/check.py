@@ -43,6 +43,15 @@ class Checks:
         _hold(used >= 0, "KV is never negative", worker=model.name, used=used)
         _hold(used <= committed, "KV in use was promised before", worker=model.name, used=used, committed=committed)
         _hold(used <= model.kv_capacity, "KV stays within capacity", worker=model.name, used=used)
+        if model.cache is not None:
+            cached, room = model.cache.tokens, max(0, model.kv_capacity - committed)
+            _hold(
+                cached <= room,
+                "what is cached lives in space that nobody was promised",
+                worker=model.name,
+                cached=cached,
+                room=room,
+            )
 
     def ended(self, models: Sequence[WorkerModel], tally: Tally, ended_s: float) -> None:
         """At the end of a run in which every request's outcome is final."""

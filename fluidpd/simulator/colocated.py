@@ -37,6 +37,7 @@ class ColocatedModel(WorkerModel):
         max_running: int = 256,
         leaps: bool = False,
         watch_s: float = 0.040,
+        keeps_prefixes: bool = False,
     ) -> None:
         super().__init__(
             name,
@@ -48,13 +49,13 @@ class ColocatedModel(WorkerModel):
             keep_ahead_tokens=keep_ahead_tokens,
             leaps=leaps,
             watch_s=watch_s,
+            keeps_prefixes=keeps_prefixes,
         )
         self.mixing = mixing
         self._stalled_s = 0.0  # prefill steps since the batch's last token
 
     def add(self, job: Job) -> None:
-        job.stage = Stage.WAIT_PREFILL
-        self.queue.add(job)
+        self.add_prefill(job)
 
     def plan(self, now_s: float) -> Step | None:
         self._admit()
@@ -86,6 +87,8 @@ class ColocatedModel(WorkerModel):
                 self.retracted.popleft()
             else:
                 self.queue.remove(job)
+                if self.cache is not None:
+                    self._reuse(self.cache, job)
             job.stage = Stage.PREFILLING
             self.prefilling.append(job)
             wanted -= job.rest
@@ -115,6 +118,8 @@ class ColocatedModel(WorkerModel):
             self.counters.prefilled_tokens += tokens
             if job.prefilled >= job.prompt_tokens:
                 self.prefilling.remove(job)
+                if self.cache is not None:
+                    self.cache.add(job.blocks, self.kv_capacity - self.kv.committed)
                 if job.produced:
                     self._resume(job, now_s)
                 else:

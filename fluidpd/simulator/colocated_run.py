@@ -43,6 +43,7 @@ class ColocatedSimulation(RequestRun):
                 max_running=settings.max_running,
                 leaps=settings.leaps,
                 watch_s=settings.slo.tbt_s,
+                keeps_prefixes=workload.names_blocks,
             )
             for i in range(settings.prefill + settings.decode)
         ]
@@ -61,7 +62,7 @@ class ColocatedSimulation(RequestRun):
             return
         self.entries += 1
         job = Job("", self.entries, request.prompt_tokens, request.output_tokens, self.now)
-        job.prefilled = outcome.cached_tokens = request.cached_tokens
+        job.blocks = request.blocks
         job.tag = _Flight(outcome)
         h.model.add(job)
         self.wake(h)
@@ -70,4 +71,6 @@ class ColocatedSimulation(RequestRun):
         events, h.model.out = h.model.out, []
         for event in events:
             assert isinstance(event, Emitted)
+            for job in event.finished:
+                job.tag.outcome.cached_tokens = job.cached
             self.emitted(event)

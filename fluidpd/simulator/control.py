@@ -61,7 +61,7 @@ class Control:
     """Invariant: at most one tick is expected, on the grid of the period."""
 
     def __init__(self, sim: Simulation, policy: PolicySettings, targets: Targets, judge: Judge = decide) -> None:
-        self._sim, self.policy, self._targets, self._judge = sim, policy, targets, judge
+        self._sim, self.policy, self._targets, self.judge = sim, policy, targets, judge
         self.memory = Memory(started_s=-1e9)
         self.indices: Indices | None = None
         self.ticks = 0
@@ -93,7 +93,7 @@ class Control:
         sim = self._sim
         snapshot = self.snapshot()
         self.indices = indices = derive(snapshot, self._targets, self.indices)
-        decision, self.memory = self._judge(snapshot, indices, self.memory, self.policy, sim.now, self._targets)
+        decision, self.memory = self.judge(snapshot, indices, self.memory, self.policy, sim.now, self._targets)
         if decision.lenders:
             self._lend(decision.lenders, indices)
         for flip in decision.flips:

@@ -50,6 +50,8 @@ class Job:
     away_s: float = 0.0  # time in which it was in no batch, on its way to a peer
     first_gap_s: float | None = None  # after a handoff: the gap that spans it
     gaps_s: list[float] | None = None  # filled when it leaves a batch that keeps a log
+    blocks: tuple[int, ...] = ()  # names of its prompt's blocks, where the trace gives them
+    cached: int = 0  # tokens of the prompt that a prefix cache had when it started
     tag: Any = None  # whatever the harness wants to find again
 
     @property

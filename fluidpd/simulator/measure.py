@@ -27,6 +27,7 @@ class Tally:
     good: int = 0
     mean_gap_good: int = 0
     prompt_tokens: int = 0  # that had to be computed
+    cached_tokens: int = 0  # and those that a prefix cache had
     output_tokens: int = 0
     residence_s: float = 0.0
     decoding_s: float = 0.0  # from first to last token, less the time a handoff took
@@ -51,6 +52,7 @@ class Tally:
             return
         self.completed += 1
         self.prompt_tokens += o.prompt_tokens - o.cached_tokens
+        self.cached_tokens += o.cached_tokens
         self.output_tokens += o.output_tokens
         self.residence_s += ttft_s + spent_s
         self.decoding_s += spent_s - o.handoff_s

@@ -104,6 +104,8 @@ class Moving:
 
     def _switched(self, h: Handle, flip: Flip) -> None:
         h.model.role, h.model.draining, h.model.grant = flip.to_role, False, None
+        if h.model.cache is not None:
+            h.model.cache.clear()
         self._event(h, Event.OK)
 
     def _joined(self, h: Handle, flip: Flip) -> None:

@@ -50,7 +50,7 @@ class Simulation(RequestRun):
         policy: PolicySettings | None = None,
         judge: Judge = decide,
     ) -> None:
-        models = [_model(i, cost, settings) for i in range(settings.prefill + settings.decode)]
+        models = [_model(i, cost, settings, workload.names_blocks) for i in range(settings.prefill + settings.decode)]
         super().__init__(workload, cost, settings, policy_name, models)
         self.prefill_pool, self.decode_pool = Pool([]), Pool([])
         self.routing_changed()
@@ -86,8 +86,7 @@ class Simulation(RequestRun):
         room, now = self.entries, self.now
         d_job = Job("", room, prompt, output, now, p.model.name)
         p_job = Job("", room, prompt, 0, now, "", False)
-        if request.cached_tokens:
-            p_job.prefilled = outcome.cached_tokens = request.cached_tokens
+        p_job.blocks = request.blocks
         d_job.tag = p_job.tag = Flight(outcome, p, p_job, d, d_job)
         p.touched = d.touched = True
         p.model.add_prefill(p_job)
@@ -118,6 +117,7 @@ class Simulation(RequestRun):
                     if flight.p.step is None:
                         self.wake(flight.p)
                 elif isinstance(event, Prefilled):
+                    event.job.tag.outcome.cached_tokens = event.job.cached
                     self.at(self.now + self.cost.transfer_s(event.job.prompt_tokens), self._kv_lands, event.job.tag)
                 elif isinstance(event, ClaimWanted):
                     self.after(CLAIM_HOP_S / 2, self._claim, event.job.tag, h.name)
@@ -139,13 +139,12 @@ class Simulation(RequestRun):
 
     def _claim_answer(self, d: Handle, answer: ClaimAnswered) -> None:
         if answer.job is not None:
-            answer.job.tag.outcome.cached_tokens = 0  # the prefix was cached where it is not computed now
             answer.job.tag = None
         d.model.claim_settled(answer.room, answer.given, self.now)
         self.wake(d)
 
 
-def _model(i: int, cost: CostModel, s: SimSettings) -> WorkerModel:
+def _model(i: int, cost: CostModel, s: SimSettings, keeps_prefixes: bool) -> WorkerModel:
     return WorkerModel(
         f"w{i + 1}",
         Role.PREFILL if i < s.prefill else Role.DECODE,
@@ -156,4 +155,5 @@ def _model(i: int, cost: CostModel, s: SimSettings) -> WorkerModel:
         max_running=s.max_running,
         leaps=s.leaps,
         watch_s=s.slo.tbt_s,
+        keeps_prefixes=keeps_prefixes,
     )

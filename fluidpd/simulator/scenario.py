@@ -1,4 +1,4 @@
-"""A scenario file: which workload on which fleet under which policies. TOML text in, a checked value out.
+"""A scenario: which workload on which fleet under which policies. TOML text in, a checked value out.
 
 Never reads a file and never finds a trace: who calls passes a function that does.
 """

@@ -21,6 +21,7 @@ from fluidpd.simulator.events import Allocated, ClaimAnswered, ClaimWanted, Emit
 from fluidpd.simulator.job import Job, Stage
 from fluidpd.simulator.kv import KvSpace
 from fluidpd.simulator.lending import answer_claims, lent_chunk, want_claims
+from fluidpd.simulator.prefix import PrefixCache
 from fluidpd.simulator.readout import RecentGaps, kv_used, values
 from fluidpd.simulator.terms import MAX_OPEN_CLAIMS, MIN_CHUNK_TOKENS, NO_TERMS, BorrowTerms, PeerQueue
 from fluidpd.simulator.waiting import Waiting
@@ -77,6 +78,7 @@ class WorkerModel:
         keep_ahead_tokens: int | None = None,
         leaps: bool = False,
         watch_s: float = 0.040,
+        keeps_prefixes: bool = False,
     ) -> None:
         self.name = name
         self.role = role
@@ -94,6 +96,7 @@ class WorkerModel:
         self.borrowed: deque[Job] = deque()
         self.batch = Batch(watch_s)
         self.kv = KvSpace(self.kv_capacity, self.batch, keep_ahead_tokens)
+        self.cache = PrefixCache() if keeps_prefixes else None
         self.retracted: deque[Job] = deque()  # stepped aside for want of KV space; they go on before anybody new
         self.claims: list[tuple[int, str, object]] = []
         self.tombstones: dict[int, str] = {}  # room -> who it was given to: a repeated claim gets the same answer
@@ -130,6 +133,8 @@ class WorkerModel:
 
     def add_prefill(self, job: Job) -> None:
         job.stage = Stage.WAIT_PREFILL
+        if self.cache is not None:
+            job.prefilled = self.cache.has(job.blocks, job.prompt_tokens)  # as far as can be told: it may change until it starts
         self.queue.add(job)
 
     def make_ready(self, job: Job) -> None:
@@ -258,6 +263,8 @@ class WorkerModel:
                 finished = [*(j for j in first if j.produced >= j.max_new_tokens), *finished]
         if told:
             self._emit(told, finished, now_s)
+        if self.cache is not None:
+            self.cache.shrink(self.kv_capacity - self.kv.committed)
         self._note_rates(step, now_s)
 
     def _apply_chunks(self, step: Step, now_s: float) -> list[Job]:
@@ -277,6 +284,8 @@ class WorkerModel:
                 self.prefilling.remove(job)
                 job.stage = Stage.SENDING
                 self.sending[job.room] = job
+                if self.cache is not None:
+                    self.cache.add(job.blocks, self.kv_capacity - self.kv.committed)
                 self.out.append(Prefilled(now_s, job))
         return first
 
@@ -321,6 +330,8 @@ class WorkerModel:
                 break
             self.queue.remove(found)
             self.kv.promised += found.prompt_tokens
+            if self.cache is not None:
+                self._reuse(self.cache, found)
             found.stage = Stage.PREFILLING
             self.prefilling.append(found)
             tokens = min(found.prompt_tokens - found.prefilled, budget)
@@ -334,6 +345,11 @@ class WorkerModel:
         else:
             duration = self.cost.chunks_s(tuple([(c, j.prefilled) for j, c in chunks]), 0, 0)
         return Step(now_s, duration, tuple(chunks), ())
+
+    def _reuse(self, cache: PrefixCache, job: Job) -> None:
+        """A prompt starts, and its space is promised: what the cache has of it now is not computed."""
+        job.prefilled = job.cached = cache.use(job.blocks, job.prompt_tokens)
+        cache.shrink(self.kv_capacity - self.kv.committed)
 
     def _plan_decode(self, now_s: float) -> Step | None:
         room = self._make_space(now_s) if self.batch.jobs else None

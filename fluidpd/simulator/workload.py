@@ -12,11 +12,11 @@ import itertools
 import json
 import math
 import random
-from collections import OrderedDict
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-MOONCAKE_BLOCK_TOKENS = 512
+from fluidpd.simulator.prefix import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Request:
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
-    cached_tokens: int = 0  # of the prompt, found in a prefix cache at the prefill worker
+    cached_tokens: int = 0  # of the prompt, the most that any prefix cache could have: one of any size that all workers share
+    blocks: tuple[int, ...] = ()  # names of the prompt's blocks, of prefix.BLOCK_TOKENS each: what a worker's own cache goes by
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,11 @@ class Workload:
     def duration_s(self) -> float:
         return self.requests[-1].arrival_s if self.requests else 0.0
 
+    @property
+    def names_blocks(self) -> bool:
+        """Whether workers can find prefixes again."""
+        return any(r.blocks for r in self.requests)
+
     def described(self) -> dict[str, object]:
         n = max(1, len(self.requests))
         cached = sum(r.cached_tokens for r in self.requests)
@@ -50,7 +56,7 @@ class Workload:
             "duration_s": round(self.duration_s, 3),
             "prompt_tokens_mean": round(sum(r.prompt_tokens for r in self.requests) / n, 1),
             "output_tokens_mean": round(sum(r.output_tokens for r in self.requests) / n, 1),
-            **({"cached_tokens_mean": round(cached / n, 1)} if cached else {}),
+            **({"cacheable_tokens_mean": round(cached / n, 1)} if cached else {}),
             "notes": list(self.notes),
         }
 
@@ -88,22 +94,22 @@ def parse_csv(name: str, text: str, *, generated: bool = False) -> Workload:
     return Workload(name, tuple(found), generated)
 
 
-def parse_mooncake(name: str, text: str, *, cache_blocks: int | None = None) -> Workload:
+def parse_mooncake(name: str, text: str) -> Workload:
     """A Mooncake trace: one JSON object a line with timestamp (ms), input_length, output_length and hash_ids, one per block of
     512 tokens. Raises BadTrace.
 
-    What a prompt shares with those before it is found in one cache that all prefill workers see, of `cache_blocks` blocks (the
-    least recently used is dropped first), or of any size. At least its last token is always computed.
+    Blocks of traces with different names are different. `cached_tokens` is what one cache of any size would have had.
     """
     found: list[Request] = []
-    cache: OrderedDict[int, None] = OrderedDict()
+    seen: set[int] = set()
+    own = zlib.crc32(name.encode()) << 64
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
             at_s, prompt, output = float(row["timestamp"]) / 1e3, int(row["input_length"]), int(row["output_length"])
-            blocks = [int(b) for b in row.get("hash_ids", ())]
+            blocks = tuple(own | int(b) for b in row.get("hash_ids", ()))
         except (ValueError, KeyError, TypeError):
             raise BadTrace(
                 f"{name}: line {number}: needs timestamp, input_length, output_length and hash_ids, got {line[:80]!r}"
@@ -114,18 +120,13 @@ def parse_mooncake(name: str, text: str, *, cache_blocks: int | None = None) -> 
             )
         if found and at_s < found[-1].arrival_s:
             raise BadTrace(f"{name}: line {number}: timestamps must ascend ({at_s} s after {found[-1].arrival_s} s)")
-        shared = len(list(itertools.takewhile(cache.__contains__, blocks)))
-        for block in blocks:
-            cache[block] = None
-            cache.move_to_end(block)
-        while cache_blocks is not None and len(cache) > cache_blocks:
-            cache.popitem(last=False)
-        found.append(Request(at_s, prompt, max(1, output), min(shared * MOONCAKE_BLOCK_TOKENS, prompt - 1)))
+        shared = len(list(itertools.takewhile(seen.__contains__, blocks)))
+        seen.update(blocks)
+        found.append(Request(at_s, prompt, max(1, output), min(shared * BLOCK_TOKENS, prompt - 1), blocks))
     if not found:
         raise BadTrace(f"{name}: no requests")
     share = sum(r.cached_tokens for r in found) / sum(r.prompt_tokens for r in found)
-    size = "any size" if cache_blocks is None else f"{cache_blocks} blocks"
-    return Workload(name, tuple(found), False, (f"prefix reuse {share:.1%} of prompt tokens, one shared cache of {size}",))
+    return Workload(name, tuple(found), False, (f"prefix reuse at most {share:.1%} of prompt tokens; each worker keeps its own",))
 
 
 def busiest(workload: Workload, seconds: float) -> Workload:
@@ -164,8 +165,15 @@ def capped(workload: Workload, output_tokens: int | None) -> Workload:
 
 def shortened(workload: Workload, share: float, longest: int) -> Workload:
     """Prompts `share` times as long, and at most `longest` tokens."""
-    cut = tuple(replace(r, prompt_tokens=min(longest, max(1, round(r.prompt_tokens * share)))) for r in workload.requests)
+    cut = tuple(_cut_prompt(r, min(longest, max(1, round(r.prompt_tokens * share)))) for r in workload.requests)
     return replace(workload, requests=cut, notes=(*workload.notes, f"prompts x{share:g}, at most {longest} tokens"))
+
+
+def _cut_prompt(r: Request, tokens: int) -> Request:
+    """Its last block, where it is not whole any more, is a block that nobody else has."""
+    return replace(
+        r, prompt_tokens=tokens, cached_tokens=min(r.cached_tokens, tokens - 1), blocks=r.blocks[: tokens // BLOCK_TOKENS]
+    )
 
 
 def concatenated(parts: Sequence[Workload], gap_s: float = 1.0) -> Workload:

@@ -6,6 +6,7 @@ Every function named here is in the tested table (tested.py): a version that cha
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from fluidpd.names import Role
@@ -64,6 +65,13 @@ class Engine:
             (self.role is None, "the engine does not run in P/D disaggregation mode"),
         )
         return next((why for refused, why in refusals if refused), "")
+
+    def described(self) -> dict[str, str]:
+        """What step times depend on: when any of it differs, what was learned is of no use."""
+        args = self.scheduler.server_args
+        wanted = ("model_path", "tp_size", "dtype", "quantization", "kv_cache_dtype", "attention_backend")
+        found = {name: str(getattr(args, name, "")) for name in wanted}
+        return found | {"device": _module("torch").cuda.get_device_name() if self.has_gpu else f"{os.cpu_count()} CPUs"}
 
     # ------------------------------------------------------------ requests
 

@@ -7,6 +7,7 @@ SGLang's own broadcast of requests: every rank does the same in the same iterati
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from sidecar.plugin.hello import BOOT
 from sidecar.plugin.rooms import Contexts, rest_of
 from sidecar.plugin.samples import Samples
 from sidecar.plugin.steps import Shape
+from sidecar.plugin.steps_file import StepsFile
 from sidecar.plugin.telemetry import OPEN, Done, Launched, Plain, Telemetry
 from sidecar.plugin.wake import Wake
 from sidecar.plugin.wants import Wants
@@ -44,6 +46,8 @@ from sidecar.protocol import (
     Reply,
     Revoke,
 )
+
+log = logging.getLogger(__name__)
 
 _PROVEN_STEPS = 4  # lent steps after which the own rate is a record, not an assumption
 
@@ -75,6 +79,7 @@ class SchedulerPart:
         self.drain = Drain(self.engine, self.borrow, self.wants, self.send)
         self.samples = Samples(self)
         self.version = plugin.version()
+        self.steps_file = self._steps_file()
         self.wake = Wake(scheduler)
         self._inbox: deque[Message] = deque()
         self._posted: deque[tuple[str, dict[str, Any]]] = deque()
@@ -117,6 +122,21 @@ class SchedulerPart:
         self.link.on_lost(self.drain.sidecar_lost)
         self.link.sample_with(self.samples.newest)
         self.link.start()
+        if self.steps_file is not None:
+            self.steps_file.start()
+
+    def _steps_file(self) -> StepsFile | None:
+        """What an earlier start of this engine learned, taken over before the first step. On the rank that decides only."""
+        if self.link is None or not plugin.SETTINGS.socket_path:
+            return None
+        try:
+            made_by = self.engine.described() | {"engine_version": self.version, "fused": str(self.rule.fused)}
+        except Exception as error:  # what cannot be told apart must not be mixed up
+            log.warning("fluidpd: step times are not kept: this engine cannot be described (%s)", error)
+            return None
+        file = StepsFile(StepsFile.path_of(plugin.SETTINGS), self.telemetry.model, made_by)
+        file.load()
+        return file
 
     def _receive(self, message: Message) -> None:
         """On the link's reading thread."""

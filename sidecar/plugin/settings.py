@@ -11,7 +11,8 @@ from dataclasses import dataclass
 SOCKET_VARIABLE = "FLUIDPD_PLUGIN_SOCKET"
 FUSE_VARIABLE = "FLUIDPD_PLUGIN_FUSE"  # auto, on, off: whether a borrowed chunk shares its step with the decode batch
 ERRORS_VARIABLE = "FLUIDPD_PLUGIN_MAX_ERRORS"
-VARIABLES = (SOCKET_VARIABLE, FUSE_VARIABLE, ERRORS_VARIABLE)
+STATE_VARIABLE = "FLUIDPD_PLUGIN_STATE"
+VARIABLES = (SOCKET_VARIABLE, FUSE_VARIABLE, ERRORS_VARIABLE, STATE_VARIABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class PluginSettings:
     socket_path: str = ""
     fuse: bool | None = None  # None: fused where there is a GPU. On a CPU attention recomputes the prefix for every row of a step
     max_errors: int = 5
+    state_dir: str = ""  # a folder for what is learned; the socket's own if not given
     notes: tuple[str, ...] = ()  # values that were not understood, and what is used instead
 
     @classmethod
@@ -35,5 +37,6 @@ class PluginSettings:
             socket_path=environment.get(SOCKET_VARIABLE, "").strip(),
             fuse={"on": True, "off": False}.get(said),
             max_errors=int(errors),
+            state_dir=environment.get(STATE_VARIABLE, "").strip(),
             notes=tuple(notes),
         )

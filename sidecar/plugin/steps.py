@@ -9,7 +9,9 @@ chunk. Never reads a clock, and never predicts from fewer steps than MIN_STEPS.
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fluidpd.slo import nearest_rank
@@ -19,6 +21,8 @@ GUARD_FLOOR_S = 0.001
 _FORGET = 0.998  # a step's weight after 1,000 more: 0.13
 _SWEEPS = 4
 _RESIDUALS = 500
+KEPT_WEIGHT = 0.25  # of what was learned before a restart: enough to decide by, little enough for today to correct it soon
+KEPT_STEPS = 32
 _OUTLIER = 6.0  # a step this many times further off than usual (a pause of the machine) pulls no harder than that
 
 
@@ -52,6 +56,7 @@ class StepFit:
         self._residuals_s: deque[float] = deque(maxlen=_RESIDUALS)
         self._guard_s: float | None = None
         self._guard_age = 0
+        self._settled = 0  # steps that are learned in full: differs from `steps` while one is being learned
 
     @property
     def is_known(self) -> bool:
@@ -76,6 +81,7 @@ class StepFit:
         self.steps += 1
         self.largest_c, self._deepest = max(self.largest_c, shape.c), max(self._deepest, shape.o)
         self._take(shape.terms(), took_s, weight)
+        self._settled = self.steps
 
     def _is_news(self, shape: Shape) -> bool:
         """Beyond all that was measured: it is believed in full, and says nothing about how wrong the model usually is."""
@@ -105,6 +111,55 @@ class StepFit:
                 row = a[i]
                 if row[i] > 0.0:
                     x[i] = max(0.0, x[i] + (b[i] - sum(row[j] * x[j] for j in many)) / (row[i] * (1 + 1e-9)))
+
+    # ------------------------------------------------------------ across a restart
+
+    def state(self) -> dict[str, object] | None:
+        """All of it as plain values. From any thread, without a lock: None if a step was being learned meanwhile."""
+        steps = self.steps
+        if self._settled != steps:
+            return None
+        found = {
+            "steps": steps,
+            "largest_c": self.largest_c,
+            "deepest": self._deepest,
+            "usual_error": self._usual_error,
+            "x": list(self._x),
+            "a": [list(row) for row in self._a],
+            "b": list(self._b),
+            "residuals_s": list(self._residuals_s),
+        }
+        return found if self.steps == steps else None
+
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Begin with what `state` gave, at KEPT_WEIGHT. Raises ValueError, and changes nothing, if it cannot be one."""
+        many = len(self._x)
+        x, b = _numbers(state, "x", many), _numbers(state, "b", many)
+        rows = state.get("a")
+        if not isinstance(rows, list) or len(rows) != many:
+            raise ValueError(f"a must hold {many} rows")
+        a = [_numbers({"a": row}, "a", many) for row in rows]
+        residuals = _numbers(state, "residuals_s", None)
+        (steps,), (largest_c,), (deepest,), (usual_error,) = (
+            _numbers({name: [state.get(name)]}, name, 1) for name in ("steps", "largest_c", "deepest", "usual_error")
+        )
+        if min(*x, steps, largest_c, deepest, usual_error, *(a[i][i] for i in range(many))) < 0:
+            raise ValueError("a time or a count is negative")
+        self._x, self._b = x, [v * KEPT_WEIGHT for v in b]
+        self._a = [[v * KEPT_WEIGHT for v in row] for row in a]
+        self.steps = self._settled = min(int(steps), KEPT_STEPS)
+        self.largest_c, self._deepest, self._usual_error = int(largest_c), int(deepest), usual_error
+        self._residuals_s = deque(residuals, maxlen=_RESIDUALS)
+        self._guard_s, self._guard_age = None, 0
+
+
+def _numbers(state: Mapping[str, object], name: str, many: int | None) -> list[float]:
+    values = state.get(name)
+    if not isinstance(values, list) or (many is not None and len(values) != many):
+        raise ValueError(f"{name} must be a list" + (f" of {many}" if many is not None else ""))
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values):
+        raise ValueError(f"{name} holds what is no number")
+    return [float(v) for v in values]
 
 
 class StepModel:

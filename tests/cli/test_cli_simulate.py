@@ -80,11 +80,70 @@ def test_a_wrong_scenario_is_named_by_place_and_points_to_the_schema(fluidpd, tm
     assert done.code != 0 and "fleet.prefill" in done.err and "--schema" in done.err
 
 
+YAML = """
+name: small
+policies: [static, thresholds]
+fleet: {prefill: 1, decode: 2}
+part:
+  - trace: azure2023_code
+    minutes: 0.1
+    shape: {kind: burst, at_s: 1, for_s: 2, times: 3}
+  - trace: azure2023_conv
+    minutes: 0.1
+    later_s: 2
+"""
+
+
+def test_a_scenario_in_yaml_says_the_same_as_one_in_toml(fluidpd, tmp_path):
+    toml = """
+name = "small"
+policies = ["static", "thresholds"]
+fleet = { prefill = 1, decode = 2 }
+[[part]]
+trace = "azure2023_code"
+minutes = 0.1
+shape = { kind = "burst", at_s = 1, for_s = 2, times = 3 }
+[[part]]
+trace = "azure2023_conv"
+minutes = 0.1
+later_s = 2
+"""
+    documents = []
+    for name, text in (("small.yaml", YAML), ("small.toml", toml)):
+        (tmp_path / name).write_text(text)
+        done = fluidpd("simulate", "--scenario", str(tmp_path / name), "--json")
+        assert done.code == 0, done.err
+        document = json.loads(done.out)
+        documents.append({**document, "runs": [{**run, "wall_s": None} for run in document["runs"]]})
+    assert documents[0] == documents[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("prefill: 1", "prefill: 0"), "wrong.yaml, line 4: fleet.prefill: "),
+        (("minutes: 0.1", "minuts: 0.1"), "part.0.minuts: "),
+        (("times: 3", "times: -3"), "part.0.shape.burst.times: "),
+        (("name: small", "name: small\nname: again"), "name is set twice (first on line 2)"),
+        (("static, ", "sttic, "), "no policy 'sttic'"),
+        (("name: small", "name: [small"), "is not YAML"),
+        (("name: small", ""), "name: field required"),
+    ],
+)
+def test_a_wrong_scenario_in_yaml_is_named_by_file_line_and_key(fluidpd, tmp_path, change, says):
+    file = tmp_path / "wrong.yaml"
+    file.write_text(YAML.replace(*change, 1))
+    done = fluidpd("simulate", "--scenario", str(file))
+    assert done.code == 2 and says in done.err and "wrong.yaml" in done.err and "--schema" in done.err
+
+
 def test_a_mooncake_file_is_a_trace(fluidpd, tmp_path):
     file = tmp_path / "mine.jsonl"
-    file.write_text('{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}\n' * 2)
+    row = '{"timestamp": %d, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}\n'
+    file.write_text("".join(row % (1000 * i) for i in range(4)))
     document = json.loads(fluidpd("simulate", "--trace", str(file), "--policy", "static", "--json").out)
-    assert document["workload"]["cached_tokens_mean"] == 299.5
+    assert document["workload"]["cacheable_tokens_mean"] == 449.2  # three of four, all but the last token
+    assert document["runs"][0]["cached_tokens"] == 2 * 599, "two prefill workers in turn: each computes it once"
     assert "prefix reuse" in document["workload"]["notes"][0]
 
 

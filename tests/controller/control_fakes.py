@@ -37,6 +37,8 @@ class MemoryStore:
         self.statuses: list[Any] = []
         self.index_seconds: list[Any] = []
         self.worker_seconds: list[Any] = []
+        self.snapshots: list[Any] = []
+        self.bases: list[Any] = []
         self.epoch = 0
         self.holder = ""
         self.renews = True
@@ -112,6 +114,13 @@ class MemoryStore:
     def buffer_seconds(self, index_rows: Iterable[Any], worker_rows: Iterable[Any]) -> None:
         self.index_seconds.extend(index_rows)
         self.worker_seconds.extend(worker_rows)
+
+    def buffer_snapshot(self, row: Any) -> None:
+        self.snapshots.append(row)
+
+    async def keep_basis(self, row: Any) -> None:
+        self._write()
+        self.bases.append(row)
 
     async def take_leadership(self, holder: str, ttl_s: float) -> int:
         self._write()

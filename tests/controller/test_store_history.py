@@ -91,7 +91,7 @@ async def test_roll_ups_answer_long_ranges_and_the_seconds_complete_them(tmp_pat
 
 
 async def test_retention_deletes_old_seconds_and_ended_moves_and_never_an_open_one(tmp_path: Path) -> None:
-    keep = {"seconds": 1.0, "minutes": 2.0, "five_minutes": 3.0, "hours": 4.0, "records": 5.0}
+    keep = {"snapshots": 0.5, "seconds": 1.0, "minutes": 2.0, "five_minutes": 3.0, "hours": 4.0, "records": 5.0}
     later = NOW + 6 * 86_400
     async with open_store(tmp_path) as store:
         store.buffer_seconds([index_second(int(NOW)), index_second(int(later) - 10)], [worker_second(int(NOW))])

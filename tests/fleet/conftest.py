@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from cli.clients import Progress, play
 from cli.fleet import Fleet, FleetSpec, running
-from cli.replay import Progress, replay
 from fluidpd.simulator.report import Outcome
 from fluidpd.simulator.workload import Request, Workload
 
@@ -87,7 +87,7 @@ def steady(seconds: float, *, rate: float = 6.0, prompt: int = 1500, output: int
 
 
 class Load:
-    """A replay that runs in a thread of its own while the test breaks things."""
+    """A load that runs in a thread of its own while the test breaks things."""
 
     def __init__(self, fleet: Fleet, workload: Workload, tag: str) -> None:
         self.progress = Progress(len(workload.requests))
@@ -97,7 +97,7 @@ class Load:
 
     def _run(self, fleet: Fleet, workload: Workload, tag: str) -> None:
         self.outcomes = asyncio.run(
-            replay(workload, fleet.router_url, tag, self.progress, lambda o: o.completed and not o.corrupted, timeout_s=120)
+            play(workload, fleet.router_url, tag, self.progress, lambda o: o.completed and not o.corrupted, timeout_s=120)
         )
 
     def finish(self, seconds: float = 120) -> list[Outcome]:

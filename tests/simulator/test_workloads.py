@@ -8,8 +8,6 @@ from importlib.resources import files
 import pytest
 
 from fluidpd.cost import CostModel, parse_cost_table
-from fluidpd.simulator.policies import simulate
-from fluidpd.simulator.settings import SimSettings
 from fluidpd.simulator.workload import (
     BadTrace,
     Request,
@@ -26,6 +24,7 @@ from fluidpd.simulator.workload import (
     ramp,
     scaled,
     shifted,
+    shortened,
     square_wave,
 )
 
@@ -99,11 +98,6 @@ def test_a_mooncake_trace_finds_the_prefix_that_came_before() -> None:
     assert "prefix reuse" in found.notes[0] and not found.generated
 
 
-def test_a_small_cache_forgets_the_block_used_longest_ago() -> None:
-    rows = mooncake((0, 512, 1, [1]), (1, 512, 1, [2]), (2, 512, 1, [3]), (3, 600, 1, [1]), (4, 600, 1, [3]))
-    assert [r.cached_tokens for r in parse_mooncake("m", rows, cache_blocks=2).requests] == [0, 0, 0, 0, 512]
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -119,14 +113,13 @@ def test_a_mooncake_trace_that_cannot_be_used_says_where_and_why(text: str, says
         parse_mooncake("m", text)
 
 
-def test_cached_tokens_are_not_computed_again_and_the_laws_hold() -> None:
-    plain = Workload("w", (Request(0.0, 4000, 5), Request(1.0, 4000, 5)), True)
-    cached = Workload("w", (Request(0.0, 4000, 5), Request(1.0, 4000, 5, 3584)), True)
-    for name in ("static", "colocated_chunked"):
-        slow = simulate(name, plain, COST, SimSettings(prefill=1, decode=1, budget_tokens=8192)).outcomes[1]
-        fast = simulate(name, cached, COST, SimSettings(prefill=1, decode=1, budget_tokens=8192)).outcomes[1]
-        assert fast.ttft_s is not None and slow.ttft_s is not None and fast.ttft_s < 0.5 * slow.ttft_s
-        assert fast.cached_tokens == 3584
+def test_blocks_of_two_traces_are_never_the_same_and_a_shorter_prompt_keeps_its_whole_blocks() -> None:
+    rows = mooncake((0, 1100, 10, [1, 2, 3]))
+    one, other = parse_mooncake("one", rows), parse_mooncake("other", rows)
+    assert not set(one.requests[0].blocks) & set(other.requests[0].blocks)
+    assert one.names_blocks and not evenly(2).names_blocks
+    cut = shortened(one, 0.5, 10_000).requests[0]
+    assert (cut.prompt_tokens, cut.blocks) == (550, one.requests[0].blocks[:1])
 
 
 def evenly(many: int, gap_s: float = 1.0) -> Workload:
