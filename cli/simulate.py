@@ -43,7 +43,7 @@ def simulate(
         typer.Option(
             "--policy",
             help="comma list of static, static_tuned, colocated_prefill_first, colocated_chunked, seed, fluidtoken, fluidrole, "
-            "thresholds",
+            "thresholds, goodput, clairvoyant",
         ),
     ] = "static,thresholds",
     prefill: Annotated[int, typer.Option("--prefill", min=1, max=256, help="prefill workers at the start")] = 2,

@@ -18,6 +18,7 @@ from fluidpd.command import GrantTerms, PrefillPeer, Receipt, RevokeTerms
 from fluidpd.indices import Indices
 from fluidpd.names import Answer, Role, WorkerState
 from fluidpd.policy.settings import PolicySettings
+from fluidpd.slo import SloTargets
 from fluidpd.telemetry import Snapshot, WorkerView
 
 log = logging.getLogger(__name__)
@@ -39,12 +40,12 @@ class _Held:
 class Grants:
     """The lenders. `manual` holds what a person granted, until its monotonic end."""
 
-    def __init__(self, registry: Registry, outbox: Outbox, clock: Clock, policy: PolicySettings, tbt_slo_s: float) -> None:
+    def __init__(self, registry: Registry, outbox: Outbox, clock: Clock, policy: PolicySettings, slo: SloTargets) -> None:
         self._registry = registry
         self._outbox = outbox
         self._clock = clock
         self._policy = policy
-        self._tbt_slo_s = tbt_slo_s
+        self._slo = slo
         self._held: dict[str, _Held] = {}
         self._wait_until_s: dict[str, float] = {}
         self.manual: dict[str, float] = {}
@@ -152,7 +153,8 @@ class Grants:
         return GrantTerms(
             prefill=peers,
             max_outstanding_tokens=self._policy.max_outstanding_tokens,
-            tbt_slo_s=self._tbt_slo_s,
+            tbt_slo_s=self._slo.tbt_s,
+            ttft_slo_s=self._slo.ttft_s,
             guard_s=self._policy.guard_s,
             ttl_s=self._policy.grant_ttl_s,
             claim_margin=self._policy.claim_margin,

@@ -34,7 +34,7 @@ from fluidpd.cost import CostModel
 from fluidpd.decision import Decision, Refusal
 from fluidpd.indices import Indices, derive
 from fluidpd.names import Action, Mode, Reason, Role, Rule, UnknownWhy, WorkerState
-from fluidpd.policy.decide import decide
+from fluidpd.policy.judges import judge_of
 from fluidpd.policy.memory import Memory
 from fluidpd.policy.settings import targets_of
 from fluidpd.record import AuditRow, PauseRow, PinRow, StatusRow, TransitionRow, decision_row, refusal_as_dict
@@ -75,6 +75,7 @@ class Controller:
         policy = settings.policy
         self._settings = settings
         self._policy = policy
+        self._judge = judge_of(policy)
         self._store = store
         self.clock = clock
         self._hub = hub
@@ -85,7 +86,7 @@ class Controller:
         self._outbox = Outbox(self.registry, store, clock, self._may_act)
         self._routing = Routing(router, clock, self._may_act)
         self.moves = Moves(self.registry, self._outbox, self._routing, store, clock, policy, hub)
-        self._grants = Grants(self.registry, self._outbox, clock, policy, settings.slo.tbt_s)
+        self._grants = Grants(self.registry, self._outbox, clock, policy, settings.slo)
         self.dispatcher = Dispatcher(self.registry, self._outbox, self._grants, self.moves, self._routing, clock, policy)
         self.reception = Reception(
             self.registry,
@@ -142,7 +143,7 @@ class Controller:
         began_s = self.clock.now()
         snapshot = self.collector.snapshot(began_s, self.moves.open_moves())
         indices = derive(snapshot, self.targets, self._last.indices)
-        decision, self.memory = decide(snapshot, indices, self.memory, self._policy, began_s, self.targets)
+        decision, self.memory = self._judge(snapshot, indices, self.memory, self._policy, began_s, self.targets)
         judged_s = self.clock.now() - began_s
         permission = self.permission(began_s)
         orders = orders_for(decision, Fence(self.leadership.epoch, self.registry.incarnations()), permission.act)

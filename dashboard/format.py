@@ -32,6 +32,9 @@ REASONS: dict[Reason, str] = {
     Reason.DECODE_SUSTAINED_FLIP: "decode stayed over its limit",
     Reason.DECODE_TREND_FLIP: "decode is heading over its limit",
     Reason.HOME_FLIP: "the surge is over, and the worker goes back to its home role",
+    Reason.GOODPUT_FLIP: "more requests are predicted to meet both targets with the worker in the other role",
+    Reason.GOODPUT_BORROW: "more requests are predicted to meet both targets if decode workers lend already",
+    Reason.GOODPUT_STAY: "requests are predicted to be late, and nothing allowed is predicted to save enough of them",
     Reason.FLIP_REFUSED: "a role change is wanted, and a guard refuses it",
     Reason.PERSISTING: "a limit is crossed, not yet for long enough to act",
     Reason.BALANCED: "both pools are inside their limits",
@@ -100,7 +103,22 @@ TRIGGERS: dict[Trigger, str] = {
 }
 
 # Numbers whose key alone would not be read at once; all others are their key in words.
-NUMBER_NAMES = {"ppi": "prefill pressure", "dpi": "decode pressure", "ppi_seed": "PPI (seed)", "dpi_seed": "DPI (seed)"}
+NUMBER_NAMES = {
+    "ppi": "prefill pressure",
+    "dpi": "decode pressure",
+    "ppi_seed": "PPI (seed)",
+    "dpi_seed": "DPI (seed)",
+    # What the goodput judge weighed: requests predicted to meet both targets in the next seconds.
+    "good_if_stay": "good requests predicted as it is",
+    "good_if_lend": "if more workers lend",
+    "good_if_withhold": "if none lends",
+    "good_if_to_prefill": "if one turns to prefill",
+    "good_if_to_decode": "if one turns to decode",
+    "good_if_shed": "if lost causes were turned away",
+    "late_if_stay": "late as it is",
+    "goodput_margin": "asked of a move",
+    "model_residual_share": "the goodput model is unsure and thresholds judge: steps off by",
+}
 
 
 def reason_words(reason: str) -> str:

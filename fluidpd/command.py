@@ -37,6 +37,7 @@ class GrantTerms(WireModel):
     prefill: tuple[PrefillPeer, ...]
     max_outstanding_tokens: int = Field(gt=0)
     tbt_slo_s: float = Field(gt=0)
+    ttft_slo_s: float | None = Field(default=None, gt=0, description="none: rooms are claimed only to finish sooner")
     guard_s: float = Field(ge=0)
     ttl_s: float = Field(gt=0, le=5)
     claim_margin: float = Field(default=0.25, ge=0)

@@ -5,7 +5,7 @@ Never fetches, never sends, never reads a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fluidpd.decision import Decision, Flip, Refusal
@@ -86,15 +86,30 @@ def decide(
     targets: Targets | None = None,
 ) -> tuple[Decision, Memory]:
     """Judge one snapshot. `targets` lets guards price survivors with the cost model; without it growth is proportional."""
-    memory = observed(memory, snapshot, indices, settings)
+    facts = facts_of(snapshot, indices, observed(memory, snapshot, indices, settings), settings, targets)
+    decision = first_of((*LAWS, *THRESHOLDS), facts)
+    return decision, after(decision, facts.memory)
+
+
+def facts_of(snapshot: Snapshot, indices: Indices, memory: Memory, settings: PolicySettings, targets: Targets | None) -> Facts:
+    """What every rule looks at; `memory` has seen this snapshot already."""
+    now_s = snapshot.now_s
     missing = tuple(
         w.name for w in snapshot.workers if w.state not in _ABSENT and (w.age_s(now_s) > settings.flip_max_age_s or _partial(w))
     )
     facts = Facts(snapshot, indices, memory, settings, targets, _lenders(snapshot, indices, memory, settings), missing)
-    facts = replace(facts, pins=_pinned_elsewhere(facts))
-    decision = next(d for rule in RULES if (d := rule(facts)) is not None)
+    return replace(facts, pins=_pinned_elsewhere(facts))
+
+
+def first_of(rules: Sequence[Rule_], facts: Facts) -> Decision:
+    """What the first rule that applies says; the last one must always apply."""
+    return next(d for rule in rules if (d := rule(facts)) is not None)
+
+
+def after(decision: Decision, memory: Memory) -> Memory:
+    """What is remembered of a decision."""
     memory = memory.lent(decision.lenders)
-    return decision, memory.spent() if decision.flips and not decision.would_have else memory
+    return memory.spent() if decision.flips and not decision.would_have else memory
 
 
 def _partial(w: WorkerView) -> bool:
@@ -110,9 +125,14 @@ def _lenders(snapshot: Snapshot, indices: Indices, memory: Memory, settings: Pol
     Lending starts above prefill_over and stops below prefill_stop; a worker starts below decode_low and stops above decode_high.
     """
     ppi = indices.ppi
-    if not settings.borrow or not isinstance(ppi, Known):
+    if not isinstance(ppi, Known) or ppi.value <= (settings.prefill_stop if memory.lenders else settings.prefill_over):
         return ()
-    if ppi.value <= (settings.prefill_stop if memory.lenders else settings.prefill_over):
+    return with_slack(snapshot, indices, memory, settings)
+
+
+def with_slack(snapshot: Snapshot, indices: Indices, memory: Memory, settings: PolicySettings) -> tuple[str, ...]:
+    """Decode workers that could lend now, whether or not anybody needs it."""
+    if not settings.borrow:
         return ()
     found = []
     for w in snapshot.of(Role.DECODE):
@@ -191,7 +211,7 @@ def _empty_role(f: Facts) -> Decision | None:
             continue
         if f.now_s - f.memory.started_s < f.settings.emergency_grace_s or not f.settings.flip:
             return f.say(Action.HOLD, Reason.ROLE_EMPTY_NO_DONOR, waited_s=f.now_s - f.memory.started_s)
-        flips, refusals = _first_allowed(f, role.other, Trigger.EMERGENCY)
+        flips, refusals = first_allowed(f, role.other, Trigger.EMERGENCY)
         if flips:
             return f.say(Action.FLIP, Reason.ROLE_EMPTY, flips=flips)
         pinned = bool(refusals) and all(r.rule is Rule.PINNED for r in refusals)
@@ -219,7 +239,7 @@ def _both_over(f: Facts) -> Decision | None:
     return None
 
 
-def _revoke(f: Facts) -> Decision | None:
+def revoke(f: Facts) -> Decision | None:
     """Workers over their own limit stop lending at once (they are not in `lenders`); named when nothing stronger is due."""
     stopped = set(f.memory.lenders) - set(f.lenders)
     if stopped and f.over("dpi", f.settings.decode_high):
@@ -235,7 +255,7 @@ def _flip_to_prefill(f: Facts) -> Decision | None:
     trending = f.held(f.memory.trend_since_s, f.settings.trend_persist_s)
     if not (sustained or trending):
         return None
-    flips, refusals = _first_allowed(f, Role.DECODE, Trigger.AUTO)
+    flips, refusals = first_allowed(f, Role.DECODE, Trigger.AUTO)
     if flips:
         reason = Reason.PREFILL_SUSTAINED_FLIP if sustained else Reason.PREFILL_TREND_FLIP
         return f.say(Action.FLIP, reason, flips=flips, lenders=f.lenders, slope_per_s=f.memory.slope_per_s)
@@ -259,13 +279,13 @@ def _flip_to_decode(f: Facts) -> Decision | None:
         return None
     if f.over("ppi", f.settings.prefill_idle) or not f.held(f.memory.decode_high_since_s, f.settings.persist_s):
         return f.say(Action.HOLD, Reason.PERSISTING)
-    flips, refusals = _first_allowed(f, Role.PREFILL, Trigger.AUTO)
+    flips, refusals = first_allowed(f, Role.PREFILL, Trigger.AUTO)
     if flips:
         return f.say(Action.FLIP, Reason.DECODE_SUSTAINED_FLIP, flips=flips)
     return f.say(Action.HOLD, Reason.FLIP_REFUSED, refusals=refusals)
 
 
-def _home(f: Facts) -> Decision | None:
+def home(f: Facts) -> Decision | None:
     """At ease, and with decode work to serve: give extra prefill workers back, one at a time, to the split the operator chose."""
     home = f.settings.home_prefill
     if home is None or not f.settings.flip or not f.held(f.memory.home_since_s, f.settings.home_after_s):
@@ -274,37 +294,23 @@ def _home(f: Facts) -> Decision | None:
     if len(serving) <= home:
         return None
     easy = f.settings.model_copy(update={"busy_limit_share": f.settings.home_busy_share})
-    flips, refusals = _first_allowed(replace(f, settings=easy), Role.PREFILL, Trigger.AUTO)
+    flips, refusals = first_allowed(replace(f, settings=easy), Role.PREFILL, Trigger.AUTO)
     if flips:
         return f.say(Action.FLIP, Reason.HOME_FLIP, flips=flips, home_prefill=float(home))
     return f.say(Action.HOLD, Reason.FLIP_REFUSED, refusals=refusals)
 
 
-def _calm(f: Facts) -> Decision | None:
+def calm(f: Facts) -> Decision | None:
     idle = isinstance(f.indices.ppi, ConfirmedIdle) and isinstance(f.indices.dpi, ConfirmedIdle)
     return f.say(Action.HOLD, Reason.IDLE if idle else Reason.BALANCED)
 
 
 # Advisory mode needs no rule: the same judgement is made, marked would_have, and no order is derived from it.
-RULES: tuple[Rule_, ...] = (
-    _paused,
-    _pins,
-    _nobody,
-    _quorum,
-    _empty_role,
-    _in_flight,
-    _unknown,
-    _both_over,
-    _flip_to_prefill,
-    _revoke,
-    _borrow,
-    _flip_to_decode,
-    _home,
-    _calm,
-)
+LAWS: tuple[Rule_, ...] = (_paused, _pins, _nobody, _quorum, _empty_role, _in_flight, _unknown, _both_over)  # whoever judges
+THRESHOLDS: tuple[Rule_, ...] = (_flip_to_prefill, revoke, _borrow, _flip_to_decode, home, calm)
 
 
-def _first_allowed(f: Facts, from_role: Role, trigger: Trigger) -> tuple[tuple[Flip, ...], tuple[Refusal, ...]]:
+def first_allowed(f: Facts, from_role: Role, trigger: Trigger) -> tuple[tuple[Flip, ...], tuple[Refusal, ...]]:
     """The cheapest worker of `from_role` that every guard lets go, or why none may (the first few, in order of cost)."""
     if f.now_s - f.memory.started_s < f.settings.first_flip_after_s:
         return (), ()

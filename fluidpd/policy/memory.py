@@ -5,9 +5,11 @@ Never survives a restart on purpose: a new process starts its timers anew, so it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from fluidpd.indices import Indices
+from fluidpd.policy.forecast import Demand
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.telemetry import ConfirmedIdle, Known, Reading, Snapshot, Unknown
 
@@ -29,13 +31,20 @@ class Memory:
     trend_at_s: float | None = None
     level: float = 0.0
     slope_per_s: float = 0.0
+    demand: Demand | None = None  # these five: the goodput judge's
+    weighed_s: float | None = None  # when alternatives were rolled last
+    weighed: Mapping[str, float | None] = field(default_factory=dict)  # what came of it, as a decision shows it
+    lends_early: bool = False  # lending was predicted to pay before the pressure asked for it
+    favoured: tuple[str, float] | None = None  # the move that is best, and since when
 
     def lent(self, lenders: tuple[str, ...]) -> Memory:
         return self if lenders == self.lenders else replace(self, lenders=lenders)
 
     def spent(self) -> Memory:
         """A move was decided: the evidence that led to it counts for no other."""
-        return replace(self, prefill_high_since_s=None, decode_high_since_s=None, trend_since_s=None, home_since_s=None)
+        return replace(
+            self, prefill_high_since_s=None, decode_high_since_s=None, trend_since_s=None, home_since_s=None, favoured=None
+        )
 
     def flipped(self, count: int, now_s: float) -> Memory:
         """Moves have really begun: they count against the budget of this minute."""

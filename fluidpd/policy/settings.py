@@ -5,6 +5,8 @@ Never reads a file or the environment: the processes do, and hand over this froz
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fluidpd.indices import StepTime, Targets
@@ -16,6 +18,9 @@ class PolicySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    judge: Literal["thresholds", "goodput"] = Field(
+        default="thresholds", description="who judges whether to lend or move: fixed thresholds, or predicted goodput"
+    )
     tick_s: float = Field(default=0.010, ge=0.001, le=1, description="period of the decision loop")
 
     prefill_idle: float = Field(default=0.3, gt=0, le=10, description="below this, prefill may give a worker away")
@@ -43,6 +48,14 @@ class PolicySettings(BaseModel):
         default=5.0, ge=1.0, le=600, description="after a start, an empty role may just not have arrived yet"
     )
     backoff_s: float = Field(default=30.0, ge=0, le=3600, description="after a failed move, that worker is left alone")
+
+    goodput_every_s: float = Field(default=0.2, ge=0.05, le=5, description="how often alternatives are rolled forward")
+    goodput_margin: float = Field(default=1.5, ge=0, le=1000, description="requests that a move must be predicted to save")
+    goodput_margin_share: float = Field(default=0.03, ge=0, le=1, description="and so many of those expected meanwhile")
+    goodput_persist_s: float = Field(default=0.35, ge=0, le=60, description="a move must be the best one for this long")
+    goodput_residual_share: float = Field(
+        default=0.35, gt=0, le=10, description="measured step times further off the model than this: thresholds judge"
+    )
 
     min_prefill: int = Field(default=1, ge=1, le=4096)
     min_decode: int = Field(default=1, ge=1, le=4096)

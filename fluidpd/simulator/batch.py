@@ -7,15 +7,18 @@ the batch: a leap over a thousand steps costs what one step costs. Never plans a
 from __future__ import annotations
 
 import heapq
+import itertools
 
 from fluidpd.simulator.job import Job, Stage
 from fluidpd.simulator.sketch import Sketch
+
+_ENTRIES = itertools.count(1)  # one for all batches: an entry that a job left behind in another batch must never look current
 
 
 class Batch:
     """Invariant: context == sum(j.prompt_tokens + j.produced) over jobs, once synced. `watch_s`: a longer gap counts as late."""
 
-    __slots__ = ("_ends", "_entries", "_resumed", "context", "gaps", "job_seconds", "jobs", "late", "log", "steps", "watch_s")
+    __slots__ = ("_ends", "_resumed", "context", "gaps", "job_seconds", "jobs", "late", "log", "steps", "watch_s")
 
     def __init__(self, watch_s: float) -> None:
         self.watch_s = watch_s
@@ -27,7 +30,6 @@ class Batch:
         self.gaps: Sketch | None = None
         self.log: list[float] | None = None  # every step's duration, where somebody asked for all gaps
         self._ends: list[tuple[int, int, Job]] = []
-        self._entries = 0
         self._resumed: dict[Job, float] = {}
 
     def __len__(self) -> int:
@@ -38,7 +40,7 @@ class Batch:
         job.since_step = self.steps - job.produced
         job.since_late = self.late - job.late_gaps
         job.joined_step = self.steps
-        job.entry = self._entries = self._entries + 1
+        job.entry = next(_ENTRIES)
         self.jobs.append(job)
         self.context += job.prompt_tokens + job.produced
         heapq.heappush(self._ends, (job.since_step + job.max_new_tokens, job.entry, job))

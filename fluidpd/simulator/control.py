@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fluidpd.decision import Decision
 from fluidpd.indices import Indices, Targets, derive
 from fluidpd.names import Action, Role, WorkerState
 from fluidpd.policy.decide import decide
+from fluidpd.policy.judges import Judge
 from fluidpd.policy.memory import Memory
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.simulator.fleet import Handle
@@ -41,20 +42,6 @@ SAME_VIEW_S = 0.24  # a view this old still counts as fresh everywhere (grant_ma
 CALM_SHARE = 0.7  # of the level at which decode is over: above it, no naps
 _FLAT = 0.05
 _POINTS = 4000  # the most a timeline holds of one curve
-
-
-class Judge(Protocol):
-    """How every policy is asked: `fluidpd.policy.decide.decide` is one."""
-
-    def __call__(
-        self,
-        snapshot: Snapshot,
-        indices: Indices,
-        memory: Memory,
-        settings: PolicySettings,
-        now_s: float,
-        targets: Targets | None = None,
-    ) -> tuple[Decision, Memory]: ...
 
 
 class Control:
@@ -183,6 +170,7 @@ class Control:
             max_outstanding_tokens=self.policy.max_outstanding_tokens,
             claim_margin=self.policy.claim_margin,
             progress_floor_s=self.policy.progress_floor_s,
+            ttft_slo_s=sim.settings.slo.ttft_s,
         )
         for name in lenders:
             h = sim.handles[name]
@@ -211,6 +199,9 @@ def readings(model: WorkerModel, now_s: float) -> Readings:
             context_tokens=known(0),
             kv_used_tokens=known(kv_used(model)),
             kv_capacity_tokens=known(model.kv_capacity),
+            prefilled_tokens_total=known(model.counters.prefilled_tokens),
+            generated_tokens_total=known(model.counters.generated_tokens),
+            requests_total=known(model.counters.finished),
         )
     return Readings(
         batch=known(len(model.batch)),
@@ -220,4 +211,8 @@ def readings(model: WorkerModel, now_s: float) -> Readings:
         prealloc_tokens=known(sum([j.prompt_tokens for j in model.wait_kv])),
         borrow_open_tokens=known(sum([j.rest for j in model.borrowed])),
         prefill_busy_share=known(0.0),
+        step_s=known(model.step_s) if model.step_s is not None and model.batch.jobs else ConfirmedIdle(now_s),
+        prefilled_tokens_total=known(model.counters.prefilled_tokens),
+        generated_tokens_total=known(model.counters.generated_tokens),
+        requests_total=known(model.counters.finished),
     )

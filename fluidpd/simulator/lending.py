@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fluidpd.names import Role
 from fluidpd.simulator.events import ClaimAnswered, ClaimWanted
 from fluidpd.simulator.job import Job, Stage
-from fluidpd.simulator.terms import MAX_OPEN_CLAIMS, MIN_CHUNK_TOKENS, NO_TERMS, BorrowTerms
+from fluidpd.simulator.terms import MAX_OPEN_CLAIMS, MIN_CHUNK_TOKENS, NO_TERMS, BorrowTerms, Worth, worth
 
 if TYPE_CHECKING:
     from fluidpd.simulator.worker import WorkerModel
@@ -43,7 +43,8 @@ def _judge(model: WorkerModel, room: int, claimer: str) -> tuple[bool, str, Job 
 
 
 def want_claims(model: WorkerModel, now_s: float) -> None:
-    """Ask for the oldest of the own rooms that would clearly finish sooner here, from achieved rates on both sides.
+    """Ask for the oldest of the own rooms that make their deadline only here, then for those that would clearly finish sooner
+    here, from achieved rates on both sides.
 
     A draining worker asks as well: rooms that wait elsewhere are what keeps it from leaving. What is not wanted at one boundary
     is not wanted at the next either unless something happened in between (peers' queues only shrink, contexts only grow), which
@@ -63,14 +64,16 @@ def want_claims(model: WorkerModel, now_s: float) -> None:
     speed = _rate(model, grant)
     if speed <= 0:
         return
-    for job in model.expecting.values():
-        peer = grant.peers.get(job.peer)
-        if job.stage is not Stage.WAIT_PREFILL or not job.claimable or peer is None:
-            continue
-        if outstanding + job.rest > grant.max_outstanding_tokens:
-            break
-        here = (outstanding + job.rest) / speed
-        if here * (1 + grant.claim_margin) < peer.eta_s(job.room, now_s):
+    for reason in Worth:
+        for job in model.expecting.values():
+            peer = grant.peers.get(job.peer)
+            if job.stage is not Stage.WAIT_PREFILL or not job.claimable or peer is None:
+                continue
+            if outstanding + job.rest > grant.max_outstanding_tokens:
+                break
+            here, there = (outstanding + job.rest) / speed, peer.eta_s(job.room, now_s)
+            if worth(grant, now_s - job.arrived_s, here, there, outstanding > 0) is not reason:
+                continue
             job.stage = Stage.CLAIMING
             model.out.append(ClaimWanted(now_s, job))
             asked += 1

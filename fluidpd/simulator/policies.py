@@ -5,10 +5,14 @@ Tuned policies search on the first half of the workload and run on the whole; wh
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from fluidpd.cost import CostModel
+from fluidpd.policy.goodput import decide_by_goodput, judge_with
+from fluidpd.policy.scene import STEPS_S, Future
 from fluidpd.policy.seed import decide_as_the_seed
 from fluidpd.simulator.colocated import Mixing
 from fluidpd.simulator.colocated_run import ColocatedSimulation
@@ -79,6 +83,35 @@ def _elastic(name: str, **switches: bool) -> Build:
     return build
 
 
+def _goodput(workload: Workload, cost: CostModel, settings: SimSettings) -> RequestRun:
+    return Simulation(workload, cost, settings, "goodput", settings.policy, decide_by_goodput)
+
+
+def _clairvoyant(workload: Workload, cost: CostModel, settings: SimSettings) -> RequestRun:
+    return Simulation(workload, cost, settings, "clairvoyant", settings.policy, judge_with(true_future(workload)))
+
+
+def true_future(workload: Workload) -> Future:
+    """What really arrives: for a bound to compare with."""
+    times = [r.arrival_s for r in workload.requests]
+    tokens = [0, *itertools.accumulate(r.prompt_tokens - r.cached_tokens for r in workload.requests)]
+    outputs = [0, *itertools.accumulate(r.output_tokens for r in workload.requests)]
+
+    def future(now_s: float) -> tuple[tuple[tuple[float, float], ...], float]:
+        found, at, begin = [], now_s, bisect.bisect_right(times, now_s)
+        first = begin
+        for dt in STEPS_S:
+            at += dt
+            end = bisect.bisect_right(times, at, begin)
+            found.append((float(tokens[end] - tokens[begin]), float(end - begin)))
+            begin = end
+        seen = max(0, first - 20), begin  # those just arrived decode now
+        mean = (outputs[seen[1]] - outputs[seen[0]]) / max(1, seen[1] - seen[0])
+        return tuple(found), max(1.0, mean)
+
+    return future
+
+
 def _seed(workload: Workload, cost: CostModel, settings: SimSettings) -> RequestRun:
     return Simulation(workload, cost, settings, "seed", settings.policy, decide_as_the_seed)
 
@@ -121,4 +154,6 @@ POLICIES: Mapping[str, PolicyKind] = {
     "fluidtoken": PolicyKind("FluidPD's rules, lending only", _elastic("fluidtoken", borrow=True, flip=False)),
     "fluidrole": PolicyKind("FluidPD's rules, moving only", _elastic("fluidrole", borrow=False, flip=True)),
     "thresholds": PolicyKind("FluidPD's rules", _elastic("thresholds", borrow=True, flip=True)),
+    "goodput": PolicyKind("FluidPD by predicted goodput", _goodput),
+    "clairvoyant": PolicyKind("the same, given the true future instead of a forecast: a bound", _clairvoyant),
 }

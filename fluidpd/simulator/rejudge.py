@@ -13,10 +13,10 @@ from fluidpd.cost import CostModel
 from fluidpd.decision import Decision
 from fluidpd.indices import Indices, Targets, derive
 from fluidpd.names import Action, Reason
+from fluidpd.policy.judges import Judge
 from fluidpd.policy.memory import Memory
 from fluidpd.policy.settings import PolicySettings, targets_of
 from fluidpd.record import SnapshotRow, flips_as_dicts
-from fluidpd.simulator.control import Judge
 from fluidpd.simulator.policies import policy_named
 from fluidpd.simulator.run import Simulation
 from fluidpd.simulator.settings import SimSettings

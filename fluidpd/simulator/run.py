@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from fluidpd.cost import CostModel
 from fluidpd.names import Role
 from fluidpd.policy.decide import decide
+from fluidpd.policy.judges import Judge
 from fluidpd.policy.settings import PolicySettings, targets_of
-from fluidpd.simulator.control import Control, Judge
+from fluidpd.simulator.control import Control
 from fluidpd.simulator.events import Allocated, ClaimAnswered, ClaimWanted, Emitted, Prefilled
 from fluidpd.simulator.fleet import Handle
 from fluidpd.simulator.job import Job

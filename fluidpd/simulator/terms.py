@@ -1,10 +1,11 @@
-"""A grant as the worker that lends holds it, and what it knows of the queues it may take from."""
+"""A grant as the worker that lends holds it, what it knows of the queues it may take from, and which room is worth asking for."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 MIN_CHUNK_TOKENS = 64
 MAX_OPEN_CLAIMS = 8  # a prefill worker answers between forwards only, so claims must be several to keep a lender busy
@@ -33,6 +34,7 @@ class BorrowTerms:
     max_outstanding_tokens: int = 24576
     claim_margin: float = 0.25
     progress_floor_s: float = 0.25
+    ttft_slo_s: float = math.inf  # unknown: rooms are taken only because they finish sooner
 
     @property
     def limit_s(self) -> float:
@@ -40,3 +42,23 @@ class BorrowTerms:
 
 
 NO_TERMS = BorrowTerms(until_s=-math.inf, peers={})
+
+
+class Worth(IntEnum):
+    """Why a room is asked for, the better reason first."""
+
+    RESCUE = 0  # it makes its deadline here and would miss it where it waits
+    SOONER = 1  # it only finishes sooner
+
+
+def worth(terms: BorrowTerms, waited_s: float, here_s: float, there_s: float, is_busy: bool) -> Worth | None:
+    """What asking for a room is good for; None = it stays. `here_s`, `there_s`: until its prefill would be done.
+
+    A room that is late either way is taken only by a worker with nothing else to do: in a surge, work on lost causes makes the
+    next ones late as well.
+    """
+    if here_s * (1 + terms.claim_margin) >= there_s:
+        return None
+    if waited_s + here_s <= terms.ttft_slo_s:
+        return Worth.RESCUE if waited_s + there_s > terms.ttft_slo_s else Worth.SOONER
+    return None if is_busy else Worth.SOONER

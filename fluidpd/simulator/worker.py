@@ -51,6 +51,7 @@ _BUSY_TAU_S = 3.0
 @dataclass(slots=True)
 class Counters:
     generated_tokens: int = 0
+    finished: int = 0  # requests whose last token was made here
     prefilled_tokens: int = 0
     borrowed_prompts: int = 0
     borrowed_tokens: int = 0
@@ -462,6 +463,7 @@ class WorkerModel:
             self._gaps.add(now_s, gap, many)
 
     def _emit(self, jobs: list[Job], finished: list[Job], now_s: float) -> None:
+        self.counters.finished += len(finished)
         for job in finished:
             self.cut(job)
             job.stage = Stage.DONE

@@ -6,6 +6,7 @@ Never decides whether a room is worth claiming or free to give: the worker model
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,7 @@ class Claims:
             max_outstanding_tokens=terms.max_outstanding_tokens,
             claim_margin=terms.claim_margin,
             progress_floor_s=terms.progress_floor_s,
+            ttft_slo_s=math.inf if terms.ttft_slo_s is None else terms.ttft_slo_s,
         )
 
     def revoke(self) -> None:

@@ -1,8 +1,8 @@
 """The decode side of a claim: which of its own rooms this worker asks for, and what becomes of each answer.
 
-The rule is the worker model's (fluidpd.simulator.worker): the oldest rooms that would clearly finish sooner here, from achieved
-rates on both sides; until there is a rate, one room at a time, and the youngest. Never takes a room without the arbiter's word,
-and never gives one up on silence.
+The rule is the worker model's (fluidpd.simulator.terms): first the oldest rooms that make their deadline only here, then those
+that would clearly finish sooner here, from achieved rates on both sides; until there is a rate, one room at a time, and the
+youngest. Never takes a room without the arbiter's word, and never gives one up on silence.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluidpd.simulator.terms import MAX_OPEN_CLAIMS, BorrowTerms, PeerQueue
+from fluidpd.simulator.terms import MAX_OPEN_CLAIMS, BorrowTerms, PeerQueue, Worth, worth
 from sidecar.plugin.borrow import Borrow
 from sidecar.plugin.engine import Engine
 from sidecar.plugin.hello import BOOT
@@ -106,6 +106,7 @@ class Wants:
             max_outstanding_tokens=terms.max_outstanding_tokens,
             claim_margin=terms.claim_margin,
             progress_floor_s=terms.progress_floor_s,
+            ttft_slo_s=math.inf if terms.ttft_slo_s is None else terms.ttft_slo_s,
         )
 
     def revoke(self) -> None:
@@ -148,31 +149,39 @@ class Wants:
             return []
         free = self._engine.free_tokens() - outstanding - _SPARE_TOKENS
         found: list[ClaimWanted] = []
-        for decode_req, has_kv in self._rooms() if is_proven else self._last_in_line(terms):
-            req = decode_req.req
-            peer = terms.peers.get(address_of(req))
-            if peer is None or not self._may_ask(decode_req, now_s) or _has_left_the_queue(req, peer):
-                continue
-            rest = prompt_of(req)
-            if outstanding + rest > terms.max_outstanding_tokens:
-                break
-            if not has_kv and rest > free:
-                continue  # no KV for it here; the prefill worker would have to wait for that as well
-            here_s = (outstanding + rest) / speed
-            if here_s * (1 + terms.claim_margin) < peer.eta_s(req.bootstrap_room, now_s):
+        own = self._rooms() if is_proven else self._last_in_line(terms)
+        rooms = list(self._open_rooms(own, terms, now_s))
+        taken: set[int] = set()
+        for reason in Worth:
+            for req, peer, rest, has_kv, waited_s in rooms:
+                if outstanding + rest > terms.max_outstanding_tokens:
+                    break
+                room = req.bootstrap_room
+                if room in taken or (not has_kv and rest > free):
+                    continue  # no KV for it here; the prefill worker would have to wait for that as well
+                here_s = (outstanding + rest) / speed
+                if worth(terms, waited_s, here_s, peer.eta_s(room, now_s), outstanding > 0) is not reason:
+                    continue
                 address = address_of(req)
                 found.append(
-                    ClaimWanted(
-                        id=f"{BOOT}-{next(self._serial)}",
-                        room=req.bootstrap_room,
-                        bootstrap=self._spelling.get(address, address),
-                    )
+                    ClaimWanted(id=f"{BOOT}-{next(self._serial)}", room=room, bootstrap=self._spelling.get(address, address))
                 )
+                taken.add(room)
                 outstanding, asked = outstanding + rest, asked + 1
                 free -= 0 if has_kv else rest
                 if asked >= most:
-                    break
+                    return found
         return found
+
+    def _open_rooms(
+        self, own: Iterable[tuple[Any, bool]], terms: BorrowTerms, now_s: float
+    ) -> Iterator[tuple[Any, PeerQueue, int, bool, float]]:
+        """Rooms that may be asked for: request, where it waits, its tokens, whether its KV is allocated, how long it waited."""
+        for decode_req, has_kv in own:
+            req = decode_req.req
+            peer = terms.peers.get(address_of(req))
+            if peer is not None and self._may_ask(decode_req, now_s) and not _has_left_the_queue(req, peer):
+                yield req, peer, prompt_of(req), has_kv, now_s - getattr(req, "fluidpd_at_s", now_s)
 
     def ask(self, room: int) -> bool:
         """Every rank: the claim leaves. False if the room is gone already."""

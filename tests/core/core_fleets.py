@@ -11,7 +11,7 @@ from fluidpd.cost import CostModel, parse_cost_table
 from fluidpd.decision import Decision
 from fluidpd.indices import Targets, derive
 from fluidpd.names import Role, WorkerState
-from fluidpd.policy.decide import decide
+from fluidpd.policy.judges import judge_of
 from fluidpd.policy.memory import Memory
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.telemetry import Snapshot, WaitingPrompt, WorkerView, read
@@ -71,7 +71,8 @@ def old_memory() -> Memory:
 
 def judge(snap: Snapshot, settings: PolicySettings | None = None, memory: Memory | None = None) -> tuple[Decision, Memory]:
     """One look with what a running controller would pass."""
-    return decide(snap, derive(snap, targets()), memory or old_memory(), settings or PolicySettings(), snap.now_s, targets())
+    settings = settings or PolicySettings()
+    return judge_of(settings)(snap, derive(snap, targets()), memory or old_memory(), settings, snap.now_s, targets())
 
 
 def watch(snap: Snapshot, seconds: float, settings: PolicySettings | None = None, *, every_s: float = 0.1) -> list[Decision]:

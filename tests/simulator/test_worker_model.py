@@ -337,3 +337,61 @@ def test_random_loads_conserve_tokens_and_never_overflow_kv(seed: int, count: in
     assert finished + aborted == count
     assert all(j.produced == j.max_new_tokens for e in model.out if isinstance(e, Emitted) for j in e.finished)
     assert model.counters.generated_tokens == sum(j.produced for j in jobs)
+
+
+# ---------------------------------------------------------------- which rooms are worth asking for
+
+
+def asked_for(model: WorkerModel, now_s: float) -> list[int]:
+    model.plan(now_s)
+    return [e.job.room for e in model.out if isinstance(e, ClaimWanted)]
+
+
+def test_a_room_that_makes_its_deadline_only_here_is_asked_for_before_older_ones() -> None:
+    d = decode_worker()
+    for room, at_s in ((1, 0.0), (2, 1.0)):
+        d.add_decode(job(room, 2000, at_s=at_s), at_s)
+    # Both finish sooner here, at 0.3 s and more. The older makes its deadline either way, the younger only here.
+    peer = PeerQueue(1.5, 9.0, {1: 0.45, 2: 9.0})
+    d.grant = BorrowTerms(until_s=1e9, peers={"p": peer}, ttft_slo_s=2.0)
+    assert asked_for(d, 1.5)[0] == 2
+
+
+def test_a_lost_cause_is_taken_only_by_a_worker_with_nothing_else_to_do() -> None:
+    lost, fresh = job(1, 2000, at_s=0.0), job(2, 2000, at_s=2.9)
+    d = decode_worker()
+    d.add_decode(lost, 0.0)
+    d.add_decode(fresh, 2.9)
+    d.grant = BorrowTerms(until_s=1e9, peers={"p": PeerQueue(3.0, 9.0)}, ttft_slo_s=2.0)
+    assert asked_for(d, 3.0) == [2]
+    alone = decode_worker()
+    alone.add_decode(job(1, 2000, at_s=0.0), 0.0)
+    alone.grant = BorrowTerms(until_s=1e9, peers={"p": PeerQueue(3.0, 9.0)}, ttft_slo_s=2.0)
+    assert asked_for(alone, 3.0) == [1]
+
+
+def test_without_a_deadline_in_the_grant_rooms_are_asked_for_oldest_first() -> None:
+    d = decode_worker()
+    for room in (1, 2):
+        d.add_decode(job(room, 2000), 0.0)
+    d.grant = grant(backlog_s=100.0)
+    assert asked_for(d, 50.0) == [1, 2]
+
+
+def test_a_generation_that_came_back_to_a_worker_ends_once() -> None:
+    """Its stale place in the order of endings must not pass for its new one elsewhere."""
+    here, there = decode_worker(leaps=True), decode_worker(leaps=True)
+    moved = job(1, 100, 30)
+    here.add_decode(moved, 0.0)
+    here.kv_came(1)
+    first = here.plan(0.0)
+    assert first is not None
+    here.shorten(first, 0.0)
+    here.finish(first, first.due_s)
+    here.batch.sync(moved)
+    here.cut(moved)
+    moved.last_token_s = first.due_s
+    assert there.adopt(moved)
+    there.plan(first.due_s)
+    here.batch.steps += 1000
+    assert here.batch.ended() == []
