@@ -35,6 +35,7 @@ class NoEnvironment(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class SglangEnvironment:
     folder: Path
+    other_model: Path | None = None  # instead of the recipe's
 
     @property
     def python(self) -> str:
@@ -42,7 +43,7 @@ class SglangEnvironment:
 
     @property
     def model(self) -> str:
-        return str(self.folder / "tiny-llama")
+        return str(self.other_model or self.folder / "tiny-llama")
 
     def variables(self, plugin_folder: Path) -> dict[str, str]:
         """What a worker's process needs: the stubs, our packages, and the folder that says which plugin there is."""

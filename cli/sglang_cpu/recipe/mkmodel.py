@@ -1,6 +1,7 @@
-"""mkmodel.py FOLDER   writes a tiny Llama with random weights, always the same ones, and a byte-level tokenizer.
+"""mkmodel.py FOLDER [INNER]   writes a tiny Llama with random weights, always the same ones, and a byte-level tokenizer.
 
-Never downloads anything. Its text is nonsense; what counts is that greedy decoding of it is deterministic.
+INNER: the width of its MLP. In models that users run the MLP outweighs attention at usual prompt lengths; here it does from about
+8192 on. Never downloads anything. Its text is nonsense; what counts is that greedy decoding of it is deterministic.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 HIDDEN, LAYERS, HEADS, INNER, VOCABULARY, CONTEXT = 256, 2, 4, 512, 512, 8192
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, inner: int = INNER) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder / "config.json", CONFIG)
+    write(folder / "config.json", CONFIG | {"intermediate_size": inner})
     write(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
     write(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
-    save_file(weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights(inner), folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer().save(str(folder / "tokenizer.json"))
 
 
@@ -33,7 +34,6 @@ CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
     "num_key_value_heads": HEADS,
@@ -59,7 +59,7 @@ TOKENIZER_CONFIG = {
 }
 
 
-def weights() -> dict[str, torch.Tensor]:
+def weights(inner: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -74,9 +74,9 @@ def weights() -> dict[str, torch.Tensor]:
         at = f"model.layers.{layer}."
         for name in "qkvo":
             found[f"{at}self_attn.{name}_proj.weight"] = random(HIDDEN, HIDDEN)
-        found[f"{at}mlp.gate_proj.weight"] = random(INNER, HIDDEN)
-        found[f"{at}mlp.up_proj.weight"] = random(INNER, HIDDEN)
-        found[f"{at}mlp.down_proj.weight"] = random(HIDDEN, INNER)
+        found[f"{at}mlp.gate_proj.weight"] = random(inner, HIDDEN)
+        found[f"{at}mlp.up_proj.weight"] = random(inner, HIDDEN)
+        found[f"{at}mlp.down_proj.weight"] = random(HIDDEN, inner)
         found[f"{at}input_layernorm.weight"] = torch.ones(HIDDEN)
         found[f"{at}post_attention_layernorm.weight"] = torch.ones(HIDDEN)
     return found
@@ -93,4 +93,4 @@ def tokenizer() -> Tokenizer:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *(int(inner) for inner in sys.argv[2:]))
