@@ -15,8 +15,12 @@ from cli.sglang_cpu.workers import SglangWorkers
 
 RealWorker = WorkerSpec
 TBT_SLO_S = 0.4
-# A decode worker learns of a dead prefill worker by two missed heartbeats: within five seconds, and not ten.
-HEARTBEATS = {"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"}
+# A decode worker learns of a dead prefill worker by two missed heartbeats, and then keeps the KV that it may still write to for a
+# while: 4 and 5 seconds, and not 10 and 30.
+LITTLE_PATIENCE = {
+    "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",
+    "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": "5",
+}
 
 # What this CPU takes, roughly, a slowed prefill worker included: the controller's table is of another machine.
 COST = {
@@ -72,7 +76,7 @@ def whole_spec(folder: Path) -> RealSpec:
     table.write_text(json.dumps(COST), encoding="utf-8")
     return RealSpec(
         flags={"*": "--max-total-tokens 32768 --chunked-prefill-size 1024 --max-prefill-tokens 1024"},  # a queue that lasts
-        variables=HEARTBEATS,
+        variables=LITTLE_PATIENCE,
         policy={"borrow": True, "prefill_over": 0.2, "prefill_stop": 0.1, "prefill_idle": 0.05},
         sidecar={"slo": {"tbt_s": TBT_SLO_S}},
         controller={"slo": {"tbt_s": TBT_SLO_S}, "cost": {"table": "cpu", "file": str(table)}},

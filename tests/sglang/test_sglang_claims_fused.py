@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from real_clients import is_idle, until
-from real_fleet import HEARTBEATS, PAIR, RealFleet
+from real_fleet import LITTLE_PATIENCE, PAIR, RealFleet
 from stub_sidecars import Grants
 from test_sglang_claims import Pair, prompts, with_stand_ins
 
@@ -26,7 +26,7 @@ FUSED = replace(
         "p1": "--max-total-tokens 32768 --chunked-prefill-size 512 --disable-overlap-schedule",
         "d1": f"--max-total-tokens {LITTLE_KV} --num-reserved-decode-tokens 64 --disable-overlap-schedule",
     },
-    variables={"FLUIDPD_PLUGIN_FUSE": "on", **HEARTBEATS},
+    variables={"FLUIDPD_PLUGIN_FUSE": "on", **LITTLE_PATIENCE},
 )
 pytestmark = pytest.mark.fleet("fused")
 
