@@ -79,7 +79,7 @@ def main() -> int:
 def measure(pair: Pair, rounds: int, many: int) -> Row:
     from test_sglang_claims import prompts
 
-    asked, few = prompts(many, seed=1), prompts(6, seed=7, low=900, high=1040)
+    asked, few = prompts(many, seed=1), prompts(10, seed=7, low=900, high=1040)
     lesson(pair)
     whole_s = statistics.median(pair.ask(prompt).wait().ttft_s for prompt in few)
     deadline_s = round(pair.at_decode.value("residual_lent_p995_s") + whole_s / ROOM_SHARE, 3)
