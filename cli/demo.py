@@ -76,7 +76,7 @@ def demo(
     from cli.children import FleetTrouble
     from cli.demo_report import report
     from cli.demo_run import compare
-    from cli.fleet import running
+    from cli.fleet import FleetSpec, running
 
     if only not in (None, "static", "thresholds"):
         fail(f"--only takes static or thresholds, not {only!r}", Exit.USAGE)
@@ -90,11 +90,11 @@ def demo(
     place = folder
     try:
         if engine is EngineName.SGLANG:
-            stage = _sglang(trace, minutes, rate, seed, prefill, decode)
+            stage, split = _sglang(trace, minutes, rate, seed, prefill, decode)
         else:
-            stage = _emulated(trace, minutes, rate, seed, prefill, decode, workers_per_process)
+            stage, split = _emulated(trace, minutes, rate, seed, workers_per_process), (prefill or 2, decode or 6)
         place = folder or Path(tempfile.mkdtemp(prefix="fluidpd-demo-"))
-        spec = stage.spec(controller_port, dashboard_port)
+        spec = stage.spec(FleetSpec(*split, controller_port=controller_port, dashboard_port=dashboard_port))
         with running(spec, place, say, keep=folder is not None, engines=stage.engines()) as fleet:
             say(f"dashboard: {fleet.dashboard_url}")
             names = [only] if only else ["static", "thresholds"]
@@ -129,20 +129,21 @@ def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _emulated(
-    trace: str, minutes: float | None, rate: float, seed: int, prefill: int | None, decode: int | None, per_process: int
-) -> Stage:
+def _emulated(trace: str, minutes: float | None, rate: float, seed: int, per_process: int) -> Stage:
     from cli.demo_emulated import EmulatedStage
     from cli.workloads import labelled, load_workload
 
     workload = load_workload(trace, minutes=minutes or 3.0, rate=rate, seed=seed)
     say(f"workload: {labelled(workload)}; {len(workload.requests)} requests in {workload.duration_s:.0f} s")
-    stage = EmulatedStage(workload, prefill or 2, decode or 6, seed, per_process)
+    stage = EmulatedStage(workload, seed, per_process)
     say(stage.intro)
     return stage
 
 
-def _sglang(trace: str, minutes: float | None, rate: float, seed: int, prefill: int | None, decode: int | None) -> Stage:
+def _sglang(
+    trace: str, minutes: float | None, rate: float, seed: int, prefill: int | None, decode: int | None
+) -> tuple[Stage, tuple[int, int]]:
+    """The stage, and how many prefill and decode workers fit on this machine."""
     from cli.demo_sglang import SglangStage
     from cli.sglang_cpu.environment import SIZE_MB, NoEnvironment, environment, where
     from cli.sglang_cpu.workers import split_for_memory
@@ -158,8 +159,8 @@ def _sglang(trace: str, minutes: float | None, rate: float, seed: int, prefill: 
         say(split.why)
         if not split.fits:
             fail("free some memory, or ask for fewer workers with --prefill and --decode", Exit.FAILURE)
-        stage = SglangStage(environment(say=say), trace, minutes or 0.6, rate, seed, split.prefill, split.decode)
+        stage = SglangStage(environment(say=say), trace, minutes or 0.6, rate, seed, split.prefill)
     except NoEnvironment as problem:
         fail(str(problem), Exit.FAILURE)
     say(stage.intro)
-    return stage
+    return stage, (split.prefill, split.decode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cli.demo_run import Run
@@ -25,29 +26,18 @@ class EmulatedStage:
         "engine: EMULATED workers (they stand in for a GPU; step times from measured H100 tables). Router, HTTP, SQL are real."
     )
 
-    def __init__(self, workload: Workload, prefill: int, decode: int, seed: int, workers_per_process: int) -> None:
+    def __init__(self, workload: Workload, seed: int, workers_per_process: int) -> None:
         self.slo = SloTargets()
         self.speech = EmulatedSpeech()
         self._workload = workload
-        self._prefill, self._decode = prefill, decode
         self._seed, self._workers_per_process = seed, workers_per_process
 
     @property
     def workload(self) -> Workload:
         return self._workload
 
-    def spec(self, controller_port: int, dashboard_port: int) -> FleetSpec:
-        from cli.fleet import FleetSpec
-
-        return FleetSpec(
-            prefill=self._prefill,
-            decode=self._decode,
-            cost_key=DEFAULT_COST,
-            seed=self._seed,
-            dashboard_port=dashboard_port,
-            controller_port=controller_port,
-            workers_per_process=self._workers_per_process,
-        )
+    def spec(self, base: FleetSpec) -> FleetSpec:
+        return replace(base, cost_key=DEFAULT_COST, seed=self._seed, workers_per_process=self._workers_per_process)
 
     def engines(self) -> Engines | None:
         return None

@@ -57,7 +57,8 @@ class Stage(Protocol):
     def workload(self) -> Workload:
         """Known once the fleet serves: a real engine's load is sized by what this machine can do."""
 
-    def spec(self, controller_port: int, dashboard_port: int) -> FleetSpec: ...
+    def spec(self, base: FleetSpec) -> FleetSpec:
+        """The fleet that this stage needs; of `base` the ports are kept, and what no stage cares about."""
 
     def engines(self) -> Engines | None:
         """None: the fleet's own emulated workers."""

@@ -69,13 +69,12 @@ class SglangStage:
         rate: float,
         seed: int,
         prefill: int,
-        decode: int,
     ) -> None:
         self.slo = TARGETS
         self.speech = SglangSpeech()
         self._environment = environment
         self._trace, self._minutes, self._rate, self._seed = trace, minutes, rate, seed
-        self._prefill, self._decode = prefill, decode
+        self._prefill = prefill
         self._workload = self._slice(0.1)  # a trace that cannot be read is said before anything starts
         self._before: dict[str, float] = {}
         self._asked: dict[str, str] = {}  # moves that the demo asked for, and what it had to skip
@@ -84,17 +83,9 @@ class SglangStage:
     def workload(self) -> Workload:
         return self._workload
 
-    def spec(self, controller_port: int, dashboard_port: int) -> FleetSpec:
-        from cli.fleet import FleetSpec
-
-        return FleetSpec(
-            prefill=self._prefill,
-            decode=self._decode,
-            dashboard_port=dashboard_port,
-            controller_port=controller_port,
-            slo={"ttft_s": TARGETS.ttft_s, "tbt_s": TARGETS.tbt_s},
-            policy={"borrow": True, "flip": True},
-        )
+    def spec(self, base: FleetSpec) -> FleetSpec:
+        slo = {"ttft_s": TARGETS.ttft_s, "tbt_s": TARGETS.tbt_s}
+        return replace(base, slo=slo, policy={"borrow": True, "flip": True})
 
     def engines(self) -> Engines | None:
         return SglangWorkers(self._environment, flags={"*": FLAGS}, told=self._measured)

@@ -33,7 +33,7 @@ MEANINGS: dict[str, str] = {
     "policy.grant_ttl_s": "a grant that is not renewed dies after this",
     "policy.grant_renew_s": "how often grants are renewed",
     "policy.progress_floor_s": "a borrowed prompt gets a minimal chunk at least this often",
-    "policy.drain_deadline_s": "a drain that takes longer is given up and the worker goes home",
+    "policy.drain_deadline_s": "a drain that takes longer is given up and the worker goes home (but see `policy.drain_abort`)",
     "policy.natural_end_tokens": "a generation with at most this many tokens left ends where it is",
     # retention
     "retention.seconds_days": "days that per-second rows are kept",

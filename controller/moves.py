@@ -151,6 +151,7 @@ class Moves:
             to_role=row.to_role,
             trigger=row.trigger,
             drain_deadline_s=self._policy.drain_deadline_s,
+            drain_abort=self._policy.drain_abort,
             handoff_peers=self._peers(row) if row.from_role is Role.DECODE else (),
             stale_peers=self._stale_peers(row),
             natural_end_tokens=self._policy.natural_end_tokens,

@@ -71,6 +71,7 @@ class MoveOrder(WireModel):
     to_role: Role
     trigger: Trigger
     drain_deadline_s: float = Field(gt=0)
+    drain_abort: bool = False  # at the deadline: abort what is left and go on, instead of going home
     handoff_peers: tuple[HandoffPeer, ...] = ()
     stale_peers: tuple[StalePeer, ...] = ()  # every other sidecar that the controller knows
     natural_end_tokens: int = 32  # a request with at most this many tokens left ends here instead of moving

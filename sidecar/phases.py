@@ -108,6 +108,7 @@ class Phases:
         started_s = self._clock.now()
         last = WorkLeft(readable=False, detail="not asked yet")
         numbers: dict[str, Any] = {}
+        detail = ""
         try:
             async with asyncio.timeout(order.drain_deadline_s + _GRACE_S):
                 if self._plugin.connected:
@@ -140,9 +141,14 @@ class Phases:
         except TimeoutError:
             last = last if last.readable else await self._engine.work_left()
             counts = {name: count for name, count in last.busy_with().items() if count is not None}
-            return Outcome(
-                Event.EXPIRED, f"the drain's deadline of {order.drain_deadline_s:g} s passed with {last}", numbers | counts
-            )
+            passed = f"the drain's deadline of {order.drain_deadline_s:g} s passed with {last}"
+            if not order.drain_abort:
+                return Outcome(Event.EXPIRED, passed, numbers | counts)
+            if why := await self._abort_what_is_left():
+                return Outcome(Event.EXPIRED, f"{passed}, and it could not be aborted: {why}", numbers | counts)
+            detail = f"{passed}: aborted, as policy.drain_abort says"
+            log.warning("move %s: %s", order.move_id, detail)
+            numbers |= {f"aborted_{name}": count for name, count in counts.items()}
         except PluginGone as error:
             return Outcome(Event.FAILED, str(error), numbers)
         held = await self._hold(order.to_role)
@@ -154,7 +160,22 @@ class Phases:
             numbers |= told.numbers
             if told.missing:
                 return Outcome(Event.FAILED, str(told), numbers)
-        return Outcome(Event.OK, "" if held else "early requests of the new role cannot be held here", numbers)
+        cannot = "" if held else "early requests of the new role cannot be held here"
+        return Outcome(Event.OK, "; ".join(filter(None, (detail, cannot))), numbers)
+
+    async def _abort_what_is_left(self) -> str:
+        """A person has chosen this over going home. Why the engine is not idle after it; "" if it is."""
+        if why := await self._engine.abort_all():
+            return why
+        until_s, idle, left = self._clock.now() + self._limits.abort_s, 0, WorkLeft(readable=False)
+        while idle < self._limits.idle_polls:
+            left = await self._engine.work_left()
+            idle = idle + 1 if left.idle else 0
+            if idle < self._limits.idle_polls:
+                if self._clock.now() > until_s:
+                    return f"{left} after {self._limits.abort_s:g} s"
+                await self._clock.sleep(self._limits.poll_s)
+        return ""
 
     async def _hold(self, role: Role) -> bool:
         if not self._plugin.can(CAN_HOLD):

@@ -39,6 +39,9 @@ class PhaseLimits(BaseModel):
     hold_s: float = Field(default=2.0, gt=0, le=60)
     drop_stale_s: float = Field(default=1.0, gt=0, le=60)
     poll_s: float = Field(default=0.05, gt=0, le=5)
+    abort_s: float = Field(
+        default=3.0, gt=0, le=8, description="wait for what was aborted to end (policy.drain_abort); then the worker goes home"
+    )
     idle_polls: int = Field(default=3, ge=1, le=100, description="consecutive idle polls that end a drain without a plugin")
     old_role_reads: int = Field(
         default=3, ge=1, le=100, description="consecutive read-backs of the old role after an ok: not flipped"

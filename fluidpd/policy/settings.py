@@ -86,6 +86,9 @@ class PolicySettings(BaseModel):
     progress_floor_s: float = Field(default=0.25, gt=0, le=10)
 
     drain_deadline_s: float = Field(default=20.0, gt=0, le=3600)
+    drain_abort: bool = Field(
+        default=False, description="at that deadline abort what is left, instead of going home: users' requests fail"
+    )
     natural_end_tokens: int = Field(default=32, ge=0, le=100_000)
 
     @model_validator(mode="after")

@@ -16,11 +16,11 @@ from fluidpd.simulator.worker import ClaimAnswered, Stage
 from fluidpd.slo import SloTargets
 from sidecar.emulator.bootstrap import BootstrapLinks, BootstrapServer, address_of
 from sidecar.emulator.engine import Engine
-from sidecar.emulator.gate import Gate
 from sidecar.emulator.generation import Generation, abort_finish, length_finish
 from sidecar.emulator.settings import EmulatorSettings, WorkerSpec
 from sidecar.emulator.switch import RoleSwitch
 from sidecar.emulator.tally import Tally
+from sidecar.gate import Gate
 
 PREFILL_LOST = "Lost connection with prefill"
 

@@ -166,6 +166,17 @@ class SglangEngine:
             return SwitchResult(SwitchAnswer.REFUSED, refusal)
         return await self._post_switch(role, False, self._switch_timeout_s)
 
+    async def abort_all(self) -> str:
+        try:
+            answer = await self._client.post(
+                "/abort_request", json={"abort_all": True}, headers=self._as_admin(), timeout=self._timeout_s
+            )
+        except httpx.HTTPError as error:
+            return f"/abort_request: {_text(error)}"
+        if answer.status_code in (401, 403):
+            return "the engine wants its admin key: set admin_key_file"
+        return "" if answer.status_code == 200 else f"/abort_request answered {answer.status_code}"
+
     async def _paused(self) -> str:
         """Why a switch would lose requests. A paused engine holds some where no count shows them, and would answer ok."""
         try:
@@ -228,11 +239,8 @@ class SglangEngine:
         body: dict[str, Any] = {"new_role": role.value, "prepare_only": prepare_only}
         if role is Role.DECODE:
             body["decode_cuda_graph_memory_gb"] = self._graph_memory_gb
-        key = self._admin_key()
         try:
-            answer = await self._client.post(
-                "/pd_role_switch", json=body, headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=timeout_s
-            )
+            answer = await self._client.post("/pd_role_switch", json=body, headers=self._as_admin(), timeout=timeout_s)
         except httpx.HTTPError as error:
             return SwitchResult(SwitchAnswer.NO_ANSWER, _text(error))
         try:
@@ -240,6 +248,10 @@ class SglangEngine:
         except ValueError:
             said = None
         return read_switch_answer(answer.status_code, said)
+
+    def _as_admin(self) -> dict[str, str]:
+        key = self._admin_key()
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     async def _refresh_page(self, loads: Loads) -> None:
         """Readings that only the page has. They are at most half a second old, and the note says how old."""

@@ -20,6 +20,16 @@ class ArenaBroken(RuntimeError):
     """A mapping was refused, and so was the way back: some blocks have no address. Only closing the arena is left."""
 
 
+def blocks_for(kv_bytes: int, scratch_bytes: int, block_bytes: int, unit: int, unit_name: str) -> tuple[int, int]:
+    """How many blocks each range starts with, its size rounded up. Raises ValueError if blocks of that size cannot be."""
+    if block_bytes <= 0 or block_bytes % unit:
+        raise ValueError(f"block_bytes must be a positive multiple of {unit_name} {unit}, not {block_bytes}")
+    kv, scratch = -(-kv_bytes // block_bytes), -(-scratch_bytes // block_bytes)
+    if kv < 1 or scratch < 1:
+        raise ValueError("the arena needs at least one block in each range")
+    return kv, scratch
+
+
 class Memory(Protocol):
     """Physical blocks, numbered from 0, and one reserved range of addresses for each `Range`.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol
 
-from sidecar.gpu.arena import Arena, MappingFailed
+from sidecar.gpu.arena import Arena, MappingFailed, blocks_for
 from sidecar.gpu.arena_plan import Range
 
 log = logging.getLogger(__name__)
@@ -244,11 +244,7 @@ class CudaArena(Arena):
         try:
             granularity = calls.granularity()
             size = granularity if block_bytes is None else block_bytes
-            if size <= 0 or size % granularity:
-                raise ValueError(f"block_bytes must be a positive multiple of the device's granularity {granularity}, not {size}")
-            kv, scratch = -(-kv_bytes // size), -(-scratch_bytes // size)
-            if kv < 1 or scratch < 1:
-                raise ValueError("the arena needs at least one block in each range")
+            kv, scratch = blocks_for(kv_bytes, scratch_bytes, size, granularity, "the device's granularity")
         except BaseException:
             calls.close()
             raise

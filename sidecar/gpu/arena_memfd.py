@@ -10,7 +10,7 @@ import mmap
 import os
 from typing import Protocol
 
-from sidecar.gpu.arena import Arena, MappingFailed
+from sidecar.gpu.arena import Arena, MappingFailed, blocks_for
 from sidecar.gpu.arena_plan import Range
 
 _PROT_NONE = 0x0
@@ -116,11 +116,7 @@ class MemfdArena(Arena):
     """The arena over a memfd. `kv_bytes` and `scratch_bytes` are the ranges' sizes at the start (decode's shape)."""
 
     def __init__(self, kv_bytes: int, scratch_bytes: int, block_bytes: int = 256 * 1024, *, pages: Pages | None = None) -> None:
-        if block_bytes <= 0 or block_bytes % mmap.PAGESIZE:
-            raise ValueError(f"block_bytes must be a positive multiple of the page size {mmap.PAGESIZE}, not {block_bytes}")
-        kv, scratch = -(-kv_bytes // block_bytes), -(-scratch_bytes // block_bytes)
-        if kv < 1 or scratch < 1:
-            raise ValueError("the arena needs at least one block in each range")
+        kv, scratch = blocks_for(kv_bytes, scratch_bytes, block_bytes, mmap.PAGESIZE, "the page size")
         if kv + scratch > _MAX_BLOCKS:
             raise ValueError(
                 f"{kv + scratch} blocks are too many for the kernel's mapping limit: raise block_bytes above {block_bytes}"

@@ -1,4 +1,4 @@
-"""Keeps requests of a role that this worker does not have yet, until the role is there or will not come.
+"""ASGI middleware that keeps requests of a role that this worker does not have yet, until the role is there or will not come.
 
 Never answers a request that it does not hold, and costs a request nothing while no role is awaited.
 """
@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fluidpd.names import Role
+from sidecar.gate import Gate
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -22,53 +23,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 TEXT_PATHS = frozenset(("/generate", "/v1/completions", "/v1/chat/completions"))
 PROBE_HEADER = b"x-fluidpd-probe"
 HELD_S: ContextVar[float] = ContextVar("fluidpd_held_s", default=0.0)  # how long the gate kept the request of this task
-_MAX_HELD = 1024
 _MAX_BODY_BYTES = 64 * 1024 * 1024
-
-
-class Gate:
-    """Invariant: a request is held only while its role is the one that is awaited."""
-
-    def __init__(self) -> None:
-        self.awaited: Role | None = None
-        self.held_total = 0
-        self._held: set[asyncio.Future[bool]] = set()
-
-    @property
-    def held(self) -> int:
-        return len(self._held)
-
-    def hold(self, role: Role) -> None:
-        if self.awaited is not None and self.awaited is not role:
-            self.drop()
-        self.awaited = role
-
-    def open(self) -> int:
-        return self._settle(True)
-
-    def drop(self) -> int:
-        return self._settle(False)
-
-    async def wait(self) -> bool:
-        """True once the role is there, False if it will not come (or too many wait already)."""
-        if len(self._held) >= _MAX_HELD:
-            return False
-        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._held.add(turn)
-        self.held_total += 1
-        try:
-            return await turn
-        finally:
-            self._held.discard(turn)
-
-    def _settle(self, admitted: bool) -> int:
-        self.awaited = None
-        settled = 0
-        for turn in self._held:
-            if not turn.done():
-                turn.set_result(admitted)
-                settled += 1
-        return settled
 
 
 def half_of(body: bytes, host_header: str, own_bootstrap_port: int) -> Role | None:

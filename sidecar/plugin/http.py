@@ -17,11 +17,12 @@ from typing import Any
 
 from fluidpd.names import Role
 from fluidpd.slo import SloTargets
+from sidecar.gate import Gate
 from sidecar.plugin import entry
 from sidecar.plugin.adopt import Adopted, parse_rid
 from sidecar.plugin.adoption import Adoptions
 from sidecar.plugin.arming import Hook, Original
-from sidecar.plugin.gate import HELD_S, Gate, GateInFront
+from sidecar.plugin.gate import HELD_S, GateInFront
 from sidecar.plugin.handoff import Handoffs
 from sidecar.plugin.hello import BOOT
 from sidecar.plugin.relay import EngineStreams

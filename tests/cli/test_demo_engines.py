@@ -28,7 +28,7 @@ WORKLOAD = Workload("w", (Request(0.0, 100, 4), Request(1.0, 5000, 4)), generate
 @pytest.fixture
 def sglang(monkeypatch) -> SglangStage:
     monkeypatch.setenv("FLUIDPD_DATA", "/nowhere")
-    return SglangStage(SimpleNamespace(), "azure2023_code", 0.5, 1.0, 0, 2, 2)
+    return SglangStage(SimpleNamespace(), "azure2023_code", 0.5, 1.0, 0, 2)
 
 
 def run(name: str, **engine) -> Run:
@@ -39,7 +39,7 @@ def run(name: str, **engine) -> Run:
 
 
 def test_neither_engine_is_ever_shown_under_the_other_ones_name(sglang):
-    emulated = EmulatedStage(WORKLOAD, 2, 6, 0, 4)
+    emulated = EmulatedStage(WORKLOAD, 0, 4)
     late = {"lateness_s": {"p99": 0.001}, "lent_gap_p99_s": 0.03, "chunk_sizes": {"64": 2}, "valid": True}
     claims = {"claims": {"asked": 3, "won": 2}, "lent_steps": 9, "late_steps": 0, "floor_steps": 0, "hook_errors": 0}
     of_emulated = [emulated.label, emulated.intro, emulated.closing(), *emulated.remarks(run("static", **late))]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fluidpd.names import Role
-from sidecar.plugin.gate import HELD_S, Gate, GateInFront, half_of
+from sidecar.gate import Gate
+from sidecar.plugin.gate import HELD_S, GateInFront, half_of
 
 OWN_PORT = 8998
 

@@ -42,6 +42,7 @@ QUICK = PhaseLimits(
     undo_s=0.3,
     hold_s=0.5,
     drop_stale_s=0.5,
+    abort_s=0.2,
     poll_s=0.002,
 )
 ALL_CAPABILITIES = ("sample", "borrow", "give", "handoff", "adopt", "hold", "remap", "drop_stale")
@@ -92,6 +93,8 @@ class FakeEngine:
     forever: dict[str, float | None] | None = None
     notes: deque[tuple[Role, float]] = field(default_factory=deque)  # role and stamp that looks are told, the last for ever
     probes: deque[bool] = field(default_factory=deque)
+    aborts: bool = True  # what runs for ever ends when it is aborted
+    no_abort: str = ""  # why it would not be asked to
     log: list[str] = field(default_factory=list)
 
     async def facts(self) -> EngineFacts | None:
@@ -130,6 +133,12 @@ class FakeEngine:
             self.role = role
         self.bomb.tick()
         return self.answer
+
+    async def abort_all(self) -> str:
+        self.bomb.tick()
+        self.log.append("abort all")
+        self.forever = None if self.aborts else self.forever
+        return self.no_abort
 
     async def probe(self, role: Role) -> Probe:
         self.bomb.tick()
@@ -253,6 +262,7 @@ def move_order(
     move_id: str = "m1",
     to: Role = Role.PREFILL,
     drain_deadline_s: float = 1.0,
+    drain_abort: bool = False,
     peers: tuple[HandoffPeer, ...] = (),
     stale: tuple[StalePeer, ...] = (),
 ) -> MoveOrder:
@@ -262,6 +272,7 @@ def move_order(
         to_role=to,
         trigger=Trigger.AUTO,
         drain_deadline_s=drain_deadline_s,
+        drain_abort=drain_abort,
         handoff_peers=peers,
         stale_peers=stale,
     )

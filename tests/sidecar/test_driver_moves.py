@@ -142,6 +142,35 @@ async def test_a_stuck_drain_with_a_plugin_is_undone_at_the_plugin(make_rig: Mak
     assert controller.move.end is End.ROLLED_BACK and not rig.plugin.draining
 
 
+@pytest.mark.parametrize("has_plugin", [False, True])
+async def test_only_where_a_person_allowed_it_a_stuck_drain_aborts_what_is_left_and_goes_on(
+    make_rig: MakeRig, has_plugin: bool
+) -> None:
+    engine = FakeEngine(forever={"running": 1.0})
+    plugin = FakePlugin(connected=has_plugin, drains_for_ever=has_plugin)
+    controller = await make_rig(engine=engine, plugin=plugin, drain_deadline_s=0.1, drain_abort=True).run()
+    assert controller.move.end is End.DONE and engine.role is Role.PREFILL
+    assert engine.log.index("abort all") < engine.log.index("switch prefill")
+    assert "running=1: aborted" in controller.reports[1].detail and controller.reports[1].numbers["aborted_running"] == 1
+
+
+@pytest.mark.parametrize(
+    "engine", [FakeEngine(forever={"running": 1.0}, aborts=False), FakeEngine(no_abort="wants its admin key")]
+)
+async def test_what_cannot_be_aborted_sends_the_worker_home(make_rig: MakeRig, engine: FakeEngine) -> None:
+    engine.forever, engine.aborts = {"running": 1.0}, False
+    rig = make_rig(engine=engine, plugin=FakePlugin(connected=False), drain_deadline_s=0.1, drain_abort=True)
+    controller = await rig.run()
+    assert controller.move.end is End.ROLLED_BACK and controller.in_router is Role.DECODE
+    assert "could not be aborted" in controller.reports[1].detail and "switch prefill" not in engine.log
+
+
+async def test_a_drain_that_ends_in_time_aborts_nothing(make_rig: MakeRig) -> None:
+    rig = make_rig(drain_abort=True)
+    await rig.run()
+    assert "abort all" not in rig.engine.log
+
+
 async def test_a_cancel_works_at_any_time_of_a_drain(make_rig: MakeRig) -> None:
     rig = make_rig(plugin=FakePlugin(drains_for_ever=True), drain_deadline_s=30)
     await rig.begin()

@@ -83,6 +83,20 @@ async def test_a_switch_to_decode_names_its_graph_memory_and_carries_the_admin_k
     assert bodies[1] == {"new_role": "prefill", "prepare_only": False} and asked[0].headers["authorization"] == "Bearer k3y"
 
 
+async def test_an_abort_of_everything_carries_the_admin_key_and_says_why_it_was_not_taken() -> None:
+    asked: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200 if "authorization" in request.headers else 401)
+
+    assert await engine(handler, admin_key=lambda: "k3y").abort_all() == ""
+    assert asked[0].url.path == "/abort_request" and json.loads(asked[0].content) == {"abort_all": True}
+    assert "admin_key_file" in await engine(handler).abort_all()
+    assert "500" in await engine(lambda r: httpx.Response(500)).abort_all()
+    assert "/abort_request" in await engine(timeout).abort_all()
+
+
 def timeout(request: httpx.Request) -> httpx.Response:
     raise httpx.ReadTimeout("", request=request)
 

@@ -1,6 +1,5 @@
-"""Keeps requests of a role that a worker does not have yet, until the role is there or will not come.
-
-Never answers a request itself.
+"""Keeps requests of a role that a worker does not have yet, until the role is there or will not come: in the plugin, and in the
+emulated worker. Imports nothing that SGLang's process does not have anyway. Never answers a request itself.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.awaited: Role | None = None
+        self.held_total = 0
         self._held: set[asyncio.Future[bool]] = set()
 
     @property
@@ -43,6 +43,7 @@ class Gate:
             return False
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._held.add(turn)
+        self.held_total += 1
         try:
             return await turn
         finally:
