@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.judged import judge_name
-from cli.output import Exit, emit_json, emit_table, fail, say
+from cli.output import Exit, cell, emit_json, emit_table, fail, say
 from cli.progress import bars
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ def words(found: Advice) -> list[str]:
         after = found.splits[found.hindsight][1].attainment
         lines.append(f"The trace changed: {found.hindsight}P:{found.workers - found.hindsight}D would have kept {after:.1%}.")
     if found.gain.verdict == "yes":
-        settings = {"home_prefill": found.best, **(found.changed if found.recommends_tuned else {})}
-        lines.append("Settings (policy:): " + ", ".join(f"{name}: {value:g}" for name, value in settings.items()))
+        lines.append("Settings (policy:): " + ", ".join(f"{name}: {cell(value)}" for name, value in found.settings.items()))
     if found.changed and not found.recommends_tuned:
         lines.append(
             f"Tuning ({found.tried} runs) found nothing that held on the second half: keep {found.policy_name} as it comes."
@@ -165,6 +164,6 @@ def document(found: Advice) -> dict[str, Any]:
         "parts": {name: {**half(of), "gain": gain(its)} for name, (of, its) in found.parts.items()},
         "tuned": {**half(found.tuned), "gain": gain(found.tuned_gain), "changed": dict(found.changed), "runs": found.tried},
         "elasticity_pays": found.gain.verdict,
-        "policy": {"home_prefill": found.best, **(found.changed if found.recommends_tuned else {})},
+        "policy": found.settings,
         "says": words(found),
     }

@@ -73,6 +73,7 @@ class Advice:
     tuned: Half  # thresholds as tuned
     policy: PolicySettings  # the tuned ones
     changed: Mapping[str, float]  # what tuning changed
+    better_early: bool  # whether tuned thresholds beat the policy on the first half
     tried: int
     usual_gain: Gain  # over the best static split
     tuned_gain: Gain
@@ -84,7 +85,16 @@ class Advice:
 
     @property
     def recommends_tuned(self) -> bool:
-        return self.tuned.attainment > self.usual.attainment
+        """Chosen on the first half; the second may only object."""
+        return self.better_early and self.tuned.attainment >= self.usual.attainment
+
+    @property
+    def settings(self) -> dict[str, float | str]:
+        """What of the policy's settings to set, if elasticity pays."""
+        found: dict[str, float | str] = {"home_prefill": self.best}
+        if not self.recommends_tuned:
+            return found
+        return found | ({} if self.policy_name == "thresholds" else {"judge": "thresholds"}) | dict(self.changed)
 
     @property
     def gain(self) -> Gain:
@@ -102,7 +112,7 @@ def second_half(workload: Workload) -> Workload:
 
 def runs_needed(workers: int) -> int:
     """The most runs that `advise` makes, for whoever shows progress."""
-    return 3 * (workers - 1) + 2 + len(PARTS) + sum(len(values) - 1 for values in SEARCH.values())
+    return 3 * (workers - 1) + 3 + len(PARTS) + sum(len(values) - 1 for values in SEARCH.values())
 
 
 def advise(
@@ -133,7 +143,8 @@ def advise(
     best = max(early, key=lambda p: _worth(early[p]))
     late = {p: run(second, "static", p, plain, keep=p == best) for p in range(1, workers)}
     usual = PolicySettings(home_prefill=best)
-    tuned, changed, tried = _search(usual, lambda policy: run(first, "thresholds", best, policy))
+    tuned, worth, changed, tried = _search(usual, lambda policy: run(first, "thresholds", best, policy))
+    is_better = bool(changed) if policy_name == "thresholds" else worth > _worth(run(first, policy_name, best, usual))
     moved = {p: run(second, policy_name, p, PolicySettings(home_prefill=p), keep=p == best) for p in range(1, workers)}
     usual_run = moved[best]
     as_it_comes = policy_name == "thresholds" and not changed
@@ -151,13 +162,16 @@ def advise(
         tuned=_half(tuned_run),
         policy=tuned,
         changed=changed,
+        better_early=is_better,
         tried=tried,
         usual_gain=gain_of(usual_run.outcomes, against, slo),
         tuned_gain=gain_of(tuned_run.outcomes, against, slo),
     )
 
 
-def _search(start: PolicySettings, run: Callable[[PolicySettings], RunResult]) -> tuple[PolicySettings, dict[str, float], int]:
+def _search(
+    start: PolicySettings, run: Callable[[PolicySettings], RunResult]
+) -> tuple[PolicySettings, tuple[float, float], dict[str, float], int]:
     """One setting after the other, each at its best so far. A value that is no better than the default is not taken."""
     best, worth, tried = start, _worth(run(start)), 1
     for name, values in SEARCH.items():
@@ -172,7 +186,7 @@ def _search(start: PolicySettings, run: Callable[[PolicySettings], RunResult]) -
             if (found := _worth(run(candidate))) > worth:
                 best, worth = candidate, found
     changed = {name: getattr(best, name) for name in SEARCH if getattr(best, name) != getattr(start, name)}
-    return best, changed, tried
+    return best, worth, changed, tried
 
 
 def _worth(run: RunResult) -> tuple[float, float]:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from control_fakes import MemoryStore
+from control_fakes import COST as FLEET_COST
+from control_fakes import Fleet, MemoryStore, prompts
 from memory_fakes import NOW, open_store
 
 from controller.clock import FakeClock
@@ -18,6 +19,7 @@ from fluidpd.cost import CostModel
 from fluidpd.decision import Decision, Flip
 from fluidpd.names import Action, Mode, Reason, Role, Trigger, UnknownWhy, WorkerState
 from fluidpd.record import SnapshotRow
+from fluidpd.simulator.rejudge import Rejudge, terms_of
 from fluidpd.telemetry import ConfirmedIdle, Known, OpenMove, Readings, Snapshot, Unknown, WaitingPrompt, WorkerView
 
 COST = CostModel("made", (0.0, 0.01), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1000, 1, 0.0, 1e9)
@@ -133,6 +135,26 @@ async def test_the_last_look_of_a_second_is_kept_unless_one_moved_somebody() -> 
     assert p.store.snapshots[1].flips[0]["worker"] == "w2"
     assert {row.basis for row in p.store.snapshots} == {basis.id for basis in p.store.bases}
     assert [row.epoch for row in p.store.snapshots] == [5, 5]
+
+
+async def test_what_a_controller_recorded_is_judged_again_from_the_disk_as_it_decided_then() -> None:
+    """The loop's own snapshots, packed and unpacked, once a second as the loop looks once a second here."""
+    f = await Fleet({"p1": "prefill", "p2": "prefill", "d1": "decode", "d2": "decode"}).up()
+    await f.controller._recorder.begin()
+    f.store.snapshots.clear()
+    f.sidecars["p1"].queue = prompts(60)
+    await f.run(8.0, step_s=1.0)
+    f.sidecars["p1"].queue = ()
+    await f.run(4.0, step_s=1.0)
+    rows = [replace(row, snapshot=unpack(pack(row))[0]) for row in f.store.snapshots]
+    assert len(rows) >= 11 and [row.snapshot for row in rows] == [row.snapshot for row in f.store.snapshots]
+    settings = f.settings
+    terms = terms_of("thresholds", settings.policy, settings.slo, FLEET_COST)
+    found = Rejudge({f.store.bases[-1].id: (terms, terms)})
+    for row in rows:
+        found.look(row)
+    assert found.as_recorded >= found.judged - 2, "a memory that begins with the record has not seen what held before it"
+    assert found.differences == [] and found.recorded.lending_s > 0
 
 
 async def test_who_wants_no_record_gets_none() -> None:

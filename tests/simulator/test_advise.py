@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
@@ -73,6 +74,7 @@ def test_a_load_that_turns_every_few_seconds_is_where_elasticity_pays() -> None:
 
 def test_another_policy_can_be_weighed_and_its_parts_are_told_apart() -> None:
     found = advise(STEADY, COST, 3, SLO, policy_name="fluidtoken")
+    assert "judge" not in found.settings or found.recommends_tuned
     assert found.policy_name == "fluidtoken" and set(found.parts) == {"fluidtoken", "fluidrole"}
     assert found.usual == found.parts["fluidtoken"][0] and found.usual.flips == 0
 
@@ -82,6 +84,16 @@ def test_progress_is_told_run_by_run_and_never_beyond_what_was_announced() -> No
     found = advise(STEADY, COST, 3, SLO, told.append)
     assert told == list(range(1, len(told) + 1)) and len(told) <= runs_needed(3)
     assert found.tried <= len(told)
+
+
+def test_what_is_recommended_was_better_on_the_first_half_and_the_second_may_only_object() -> None:
+    found = advise(TURNING, COST, 4, SLO)
+    for early, late, recommended in ((True, 0.0, True), (False, 0.0, False), (True, -0.01, False)):
+        tuned = replace(found.usual, attainment=found.usual.attainment + late)
+        changed = replace(found, better_early=early, tuned=tuned, changed={"persist_s": 2.0}, policy_name="goodput")
+        assert changed.recommends_tuned is recommended
+        wanted = {"home_prefill": found.best} | ({"judge": "thresholds", "persist_s": 2.0} if recommended else {})
+        assert changed.settings == wanted
 
 
 def test_what_tuning_changed_is_a_valid_set_of_settings_that_was_better_on_the_first_half() -> None:
