@@ -39,7 +39,7 @@ def with_settings(base: PolicySettings, pairs: Sequence[str]) -> PolicySettings:
 
 def judge_name(settings: PolicySettings) -> str:
     """The policy, by its name in fluidpd.simulator.policies, that a controller with these settings judges by."""
-    return str(settings.judge)
+    return settings.judge
 
 
 def changed(base: PolicySettings, other: PolicySettings) -> dict[str, tuple[object, object]]:
