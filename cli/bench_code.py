@@ -20,7 +20,7 @@ _DECIDING = ("control", "moving", "lending", "terms", "readout")
 _DECIDING_MODULES = (*(f"fluidpd.simulator.{m}" for m in _DECIDING), "fluidpd.indices", "fluidpd.decision", "fluidpd.transition")
 _MEASURED_BY = {
     Task.RUN: ("cells", "watch", "bootstrap"),
-    Task.GOODPUT: ("cells", "factor"),
+    Task.GOODPUT: ("cells", "goodput", "factor"),
     Task.BOUND: ("cells", "bound"),
 }
 

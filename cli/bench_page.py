@@ -11,8 +11,9 @@ from typing import Any
 from cli.bench_run import workload_of
 from cli.output import emit_table, say
 from fluidpd.benchmark.bootstrap import BLOCK_S
-from fluidpd.benchmark.cells import GOODPUT_SHARES, Cell, Record, Task
+from fluidpd.benchmark.cells import Cell, Record, Task
 from fluidpd.benchmark.factor import STEP
+from fluidpd.benchmark.goodput import GOODPUT_SHARES
 from fluidpd.benchmark.results import Results
 from fluidpd.benchmark.targets import Verdict, verdicts
 from fluidpd.benchmark.testbeds import CLAIMS, TESTBEDS

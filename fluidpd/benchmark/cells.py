@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from fluidpd.benchmark.bootstrap import counted, interval
 from fluidpd.benchmark.bound import prefill_bound
-from fluidpd.benchmark.factor import FactorSearch
+from fluidpd.benchmark.goodput import goodput
 from fluidpd.benchmark.testbeds import TESTBEDS, Testbed
 from fluidpd.benchmark.watch import Watch
 from fluidpd.cost import CostModel
@@ -25,7 +25,6 @@ from fluidpd.simulator.sketch import Sketch
 from fluidpd.simulator.workload import Workload, scaled
 from fluidpd.slo import SloTargets, nearest_rank
 
-GOODPUT_SHARES = (0.99, 0.90)
 Record = dict[str, Any]
 
 
@@ -77,19 +76,11 @@ def computed(cell: Cell, workload: Workload, cost: CostModel) -> Record:
         decode=bed.workers - cell.prefill,
         kv_capacity_tokens=bed.kv_capacity_tokens,
         policy=PolicySettings(home_prefill=cell.prefill),
-        keep_outcomes=cell.task is Task.RUN,
     )
     build = policy_named(cell.policy).build
     if cell.task is Task.GOODPUT:
-        return _goodput(lambda factor: build(scaled(workload, factor), cost, settings).run().tally.attainment)
+        return goodput(lambda factor: build(scaled(workload, factor), cost, settings))
     return _measured(build(workload, cost, settings), bed, settings)
-
-
-def _goodput(attainment_at: Callable[[float], float]) -> Record:
-    search = FactorSearch(attainment_at)
-    # The easier target first: its runs tell where the harder one lies, and overload costs most to simulate.
-    found = {f"{share:g}": search.highest(share) for share in sorted(GOODPUT_SHARES)}
-    return {"factors": found, "runs": len(search.seen)}
 
 
 def _measured(run: RequestRun, bed: Testbed, settings: SimSettings) -> Record:

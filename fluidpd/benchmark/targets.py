@@ -85,13 +85,18 @@ def _most_missed(record: Record) -> str:
 def _goodput_of_stationary(r: Results) -> Iterator[Verdict]:
     for share in (0.99, 0.90):
         target = f"goodput({share:.0%}) of {r.full} at least that of the best static split, on every stationary workload"
-        rows = []
+        rows: list[tuple[str, float, tuple[str, float]]] = []
+        hopeless: list[str] = []
         for name in _of_kind(r, Kind.STATIONARY):
             mine, split = r.factor(BED, name, r.full, share), r.best_split_factor(BED, name, share)
             if mine is not None and split is not None:
-                rows.append((name, mine, split))
+                if mine or split[1]:
+                    rows.append((name, mine, split))
+                else:
+                    hopeless.append(name)
         short = [f"{name} x{mine:g} against x{split[1]:g} ({split[0]})" for name, mine, split in rows if mine < split[1]]
         found = f"on {len(rows) - len(short)} of {len(rows)}" if rows else "not run"
+        found += "".join(f"; on {name} neither meets it at any load" for name in hopeless)
         yield Verdict(target, not short if rows else None, found, "; ".join(short))
 
 

@@ -63,6 +63,8 @@ def test_an_interrupted_run_goes_on_from_its_finished_cells(fluidpd, tiny, tmp_p
     kept = tmp_path / "cells.jsonl"
     lines = kept.read_text().splitlines()
     kept.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:40])  # the last one was being written when it was killed
+    so_far = json.loads(fluidpd("bench", "table1", "--quick", *options, "--finished").out)
+    assert len(so_far["cells"]) == len(lines) - 1
     again = fluidpd("bench", "table1", "--quick", *options)
     assert f"{len(lines) - 1} of them known" in again.err and "1 cells computed" in again.err
     assert json.loads(again.out) == json.loads(first.out)
@@ -104,6 +106,11 @@ def test_the_page_and_its_plots_are_written_without_a_date(fluidpd, tiny, tmp_pa
         assert "simulated" in (page.parent / name).read_text()
     again = fluidpd("bench", "table1", *options, "--write", str(page))
     assert again.code == 0 and page.read_text() == text
+
+
+def test_where_nothing_is_finished_there_is_nothing_to_show(fluidpd, tiny, tmp_path):
+    done = fluidpd("bench", "table1", "--quick", "--finished", "--cache", str(tmp_path))
+    assert done.code == 4 and "without --finished" in done.err
 
 
 def test_a_filter_that_fits_nothing_says_what_there_is(fluidpd):

@@ -12,13 +12,14 @@ from fluidpd.benchmark.bootstrap import BIN_S, counted, interval
 from fluidpd.benchmark.bound import prefill_bound
 from fluidpd.benchmark.cells import Cell, Task, computed, fingerprint
 from fluidpd.benchmark.factor import HIGHEST, FactorSearch, factor_of
+from fluidpd.benchmark.goodput import attainment
 from fluidpd.benchmark.plan import NothingSelected, full, only, quick
 from fluidpd.benchmark.results import Results
 from fluidpd.benchmark.targets import verdicts
 from fluidpd.benchmark.testbeds import TESTBEDS
 from fluidpd.benchmark.workloads import LONG_PROMPT_TOKENS, WORKLOADS, spread, window
 from fluidpd.cost import parse_cost_table
-from fluidpd.simulator.policies import simulate
+from fluidpd.simulator.policies import policy_named, simulate
 from fluidpd.simulator.settings import SimSettings
 from fluidpd.simulator.workload import Request, Workload, generated, parse_stats
 from fluidpd.slo import SloTargets
@@ -89,6 +90,15 @@ def test_the_search_finds_the_highest_factor_within_its_step(true):
 def test_a_load_that_is_never_or_always_too_much_ends_the_search():
     assert FactorSearch(lambda _: 0.2).highest(0.9) is None
     assert FactorSearch(lambda _: 1.0).highest(0.9) == factor_of(HIGHEST)
+
+
+@pytest.mark.parametrize(("prefill", "rate"), [(1, 8.0), (2, 8.0), (6, 1.0)])
+def test_a_run_is_given_up_only_where_it_fails_and_else_tells_the_truth(prefill, rate):
+    load, settings = random_load(7, rate), SimSettings(prefill=prefill, decode=8 - prefill)
+    whole = simulate("static", load, COST, settings).tally.attainment
+    found = attainment(policy_named("static").build(load, COST, settings), 0.9)
+    assert found == whole if whole >= 0.9 else whole <= found < 0.9
+    assert (whole >= 0.9) == (prefill == 6)
 
 
 # ---------------------------------------------------------------- the bound
@@ -188,6 +198,24 @@ def test_filters_of_one_kind_add_up_and_of_several_kinds_narrow():
 
 def part(attainment: float, **missed: int) -> dict[str, object]:
     return {"attainment": attainment, "missed": {"late_first_token": 0, "late_gaps": 0, "lost": 0, **missed}}
+
+
+def test_goodput_is_compared_where_somebody_meets_the_target_at_some_load():
+    def cell(task: Task, workload: str, policy: str) -> Cell:
+        return Cell(task, "A", workload, policy, 2, 8)
+
+    found = {}
+    for workload, mine, other in (
+        ("azure2023_code", 1.0, 1.1),
+        ("azure2023_conv", 2.0, 1.9),
+        ("mooncake_conversation", None, None),
+    ):
+        for policy, factor in (("thresholds", mine), ("static", other)):
+            found[cell(Task.RUN, workload, policy)] = {"whole": part(0.9)}
+            found[cell(Task.GOODPUT, workload, policy)] = {"factors": {"0.99": factor, "0.9": factor}, "runs": 1}
+    told = next(v for v in verdicts(Results(found)) if v.target.startswith("goodput(99%)"))
+    assert told.reached is False and told.found == "on 1 of 2; on mooncake_conversation neither meets it at any load"
+    assert told.because == "azure2023_code x1 against x1.1 (static 2P:6D)"
 
 
 def test_a_missed_target_is_explained_by_the_bound_or_by_what_was_missed():
