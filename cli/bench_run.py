@@ -50,10 +50,13 @@ def _found(trace: str, seed: int) -> Workload:
 
 
 def compute(cell: Cell) -> tuple[Record, float]:
-    """The record of one cell, and the seconds it took."""
+    """The record of one cell, or why it failed, and the seconds it took."""
     began = time.perf_counter()
     workload = workload_of(cell.testbed, cell.workload, cell.minutes, cell.seed)
-    record = computed(cell, workload, _cost(TESTBEDS[cell.testbed].cost))
+    try:
+        record = computed(cell, workload, _cost(TESTBEDS[cell.testbed].cost))
+    except Exception as problem:  # one cell must not take the others with it
+        record = {"failed": f"{type(problem).__name__}: {problem}"}
     return record, time.perf_counter() - began
 
 
@@ -123,7 +126,10 @@ def run_cells(
         missing = []
     progress = _Progress(missing)
     for cell, (record, wall_s) in _computed(missing, jobs):
-        cache_file.keep(cell, record, wall_s)
+        if "failed" in record:
+            say(f"simulated: {cell.task} {cell.testbed} {cell.workload} {cell.label} failed and is left out: {record['failed']}")
+        else:
+            cache_file.keep(cell, record, wall_s)
         progress.finished(cell)
     progress.end()
     found = {cell: cache_file.get(cell) for cell in cells}
@@ -178,7 +184,8 @@ def _adopt(cells: Sequence[Cell], cache_file: Cache) -> None:
         same = True
         for cell in proofs:
             record, wall_s = compute(cell)
-            cache_file.keep(cell, record, wall_s)
+            if "failed" not in record:
+                cache_file.keep(cell, record, wall_s)
             same = same and record == older[cell][0]
         if same:
             for cell in group:

@@ -8,11 +8,11 @@ import re
 
 import pytest
 
-from cli import bench
+from cli import bench, bench_run
 from cli.bench_code import code_version, without_docstrings
 from cli.bench_run import compute, workload_of
 from fluidpd.benchmark import plan
-from fluidpd.benchmark.cells import Cell, Task
+from fluidpd.benchmark.cells import Cell, Task, computed
 from fluidpd.benchmark.testbeds import CLAIMS
 from fluidpd.simulator import check
 from fluidpd.simulator.policies import POLICIES
@@ -106,6 +106,20 @@ def test_the_page_and_its_plots_are_written_without_a_date(fluidpd, tiny, tmp_pa
         assert "simulated" in (page.parent / name).read_text()
     again = fluidpd("bench", "table1", *options, "--write", str(page))
     assert again.code == 0 and page.read_text() == text
+
+
+def test_a_cell_that_fails_is_named_and_takes_no_other_with_it(fluidpd, tiny, tmp_path, monkeypatch):
+    def broken(cell, *more):
+        if cell.prefill == 3:
+            raise ValueError("no such worker")
+        return computed(cell, *more)
+
+    monkeypatch.setattr(bench_run, "computed", broken)
+    options = ("--quick", "--only", "A,square_residence,static*,run", "--cache", str(tmp_path), "--jobs", "1", "--json")
+    done = fluidpd("bench", "table1", *options)
+    assert "static 3P:5D failed and is left out: ValueError: no such worker" in done.err
+    assert "static 3P:5D" not in {cell["label"] for cell in json.loads(done.out)["cells"]}
+    assert len(json.loads(done.out)["cells"]) == 7
 
 
 def test_where_nothing_is_finished_there_is_nothing_to_show(fluidpd, tiny, tmp_path):
