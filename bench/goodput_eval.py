@@ -37,7 +37,7 @@ def measure(size: int, times: int) -> dict[str, float]:
     snapshot = Snapshot(at, workers)
     indices = derive(snapshot, targets)
     rate = Rate(4000.0 * size, 3000.0 * size, 100.0, 60.0)
-    demand = Demand(at - 0.05, bin_from_s=at, prompt_rate=rate, output_rate=rate, finish_rate=Rate(1.0, 1.0, 0.1, 60.0))
+    demand = Demand({}, at, prompt_rate=rate, output_rate=rate, finish_rate=Rate(1.0, 1.0, 0.1, 60.0))
     memory = Memory(started_s=-1e6, demand=demand)
     took, alternatives = [], 0
     gc.collect()

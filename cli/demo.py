@@ -50,7 +50,7 @@ def demo(
     picture: Annotated[Path, typer.Option("--picture", help="where the SVG of roles and pressures goes")] = Path(
         "fluidpd-demo.svg"
     ),
-    only: Annotated[str | None, typer.Option("--only", help="one of static, thresholds: skip the other run")] = None,
+    only: Annotated[str | None, typer.Option("--only", help="one of static, fluidpd: skip the other run")] = None,
     folder: Annotated[
         Path | None, typer.Option("--folder", help="state and logs; kept (default: a temporary one, removed)")
     ] = None,
@@ -75,11 +75,11 @@ def demo(
 
     from cli.children import FleetTrouble
     from cli.demo_report import report
-    from cli.demo_run import compare
+    from cli.demo_run import compare, judge_named
     from cli.fleet import FleetSpec, running
 
-    if only not in (None, "static", "thresholds"):
-        fail(f"--only takes static or thresholds, not {only!r}", Exit.USAGE)
+    if only not in (None, "static", "fluidpd"):
+        fail(f"--only takes static or fluidpd, not {only!r}", Exit.USAGE)
     for path in (json_file, picture):
         if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
             fail(f"cannot write {path}: name a file in a folder that exists", Exit.USAGE)
@@ -97,7 +97,8 @@ def demo(
         spec = stage.spec(FleetSpec(*split, controller_port=controller_port, dashboard_port=dashboard_port))
         with running(spec, place, say, keep=folder is not None, engines=stage.engines()) as fleet:
             say(f"dashboard: {fleet.dashboard_url}")
-            names = [only] if only else ["static", "thresholds"]
+            both = {"static": "static", "fluidpd": judge_named(spec.policy)}  # a run is called after who judged
+            names = [both[only]] if only else list(both.values())
             runs = asyncio.run(compare(fleet, stage, names))
             ok = report(fleet, stage, runs, json_file, picture)
             shown = True

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from cli.fleet import Fleet
 
 
+_MOVES_TOLD = 8
+
+
 def report(fleet: Fleet, stage: Stage, runs: Sequence[Run], json_file: Path | None, picture: Path) -> bool:
     """Table, JSON and picture. False if a request was lost or corrupted, or what was promised was not shown."""
     workload = stage.workload
@@ -27,6 +30,10 @@ def report(fleet: Fleet, stage: Stage, runs: Sequence[Run], json_file: Path | No
     for run in runs:
         for line in stage.remarks(run):
             print(f"{run.name}: {line}")
+        if run.weighed:
+            print(f"{run.name}: what its moves were weighed against, at most {_MOVES_TOLD} of {len(run.weighed)}:")
+            for line in run.weighed[:_MOVES_TOLD]:
+                print(f"  {line}")
     print(stage.closing())
     if json_file is not None:
         extras = [(r.summary, r.engine) for r in runs]

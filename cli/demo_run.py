@@ -35,6 +35,7 @@ class Run:
     ended_wall_s: float
     moves: Sequence[Mapping[str, Any]]
     engine: Mapping[str, Any]
+    weighed: Sequence[str] = ()  # a line for each move that was chosen among predictions
 
 
 class Stage(Protocol):
@@ -79,6 +80,25 @@ class Stage(Protocol):
 
     def is_shown(self, runs: Sequence[Run]) -> bool:
         """Whether the demo has shown what it promises to show with these engines."""
+
+
+def judge_named(policy: Mapping[str, Any]) -> str:
+    """Who judges under these settings of a fleet: a name of `policy.judge`."""
+    from fluidpd.policy.settings import PolicySettings
+
+    return PolicySettings.model_validate(policy).judge
+
+
+def weighed(decisions: Sequence[Mapping[str, Any]], began_wall_s: float) -> list[str]:
+    """What was predicted for each alternative at each move that a prediction chose, oldest first."""
+    lines = []
+    for row in sorted(decisions, key=lambda row: float(row["wall_s"])):
+        shown = {k.removeprefix("good_if_"): v for k, v in row["numbers"].items() if k.startswith("good_if_") and v is not None}
+        if row["action"] == "flip" and len(shown) > 1:
+            who = ", ".join(f"{f['worker']} to {f['to']}" for f in row["flips"])
+            options = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in shown.items())
+            lines.append(f"{row['wall_s'] - began_wall_s:5.1f} s  {who}: requests predicted in time: {options}")
+    return lines
 
 
 async def compare(fleet: Fleet, stage: Stage, names: Sequence[str]) -> list[Run]:
@@ -144,7 +164,8 @@ async def _run(fleet: Fleet, stage: Stage, api: httpx.AsyncClient, name: str, ta
             f"  failed: {outcome.prompt_tokens} prompt, {outcome.output_tokens} output tokens, at {outcome.arrival_s:.1f} s: "
             f"{outcome.error or 'corrupted'}"
         )
-    return Run(name, summary, began, ended, done, engine)
+    decisions = (await api.get("/api/v1/decisions", params={"limit": 500, "since": began, "until": ended})).json()
+    return Run(name, summary, began, ended, done, engine, weighed(decisions, began))
 
 
 async def _ended(played: asyncio.Task[list[Outcome]], beside: asyncio.Task[None]) -> list[Outcome]:

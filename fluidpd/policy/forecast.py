@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from fluidpd.names import Role
 from fluidpd.telemetry import Known, Reading, Snapshot, WorkerView
@@ -62,13 +62,9 @@ class Rate:
 class Demand:
     """What entered the fleet so far, as rates. Carried from one look to the next in the policy's memory."""
 
-    at_s: float
-    counters: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # worker -> prefilled, generated, finished
-    backlog: float = 0.0  # prompt tokens not prefilled yet, whole fleet
-    arrived: float = 0.0  # tokens seen to enter since the last bin was closed
-    generated: float = 0.0
-    finished: float = 0.0
-    bin_from_s: float = 0.0
+    seen: Mapping[str, tuple[float, float, float, float]]  # worker -> tokens prefilled, waiting, generated; requests finished
+    bin_from_s: float
+    owed: float = 0.0  # tokens counted too early, at most 0
     rooms: frozenset[int] = frozenset()
     prompt_tokens: float = _FIRST_PROMPT_TOKENS  # mean uncached length of a prompt
     prompt_rate: Rate = Rate()
@@ -87,60 +83,52 @@ class Demand:
 
 
 def observed_demand(demand: Demand | None, snapshot: Snapshot) -> Demand:
-    """Demand after one more look. A worker that is new or restarted adds nothing until it is seen twice."""
+    """Demand after one more look; between the ends of two bins there is nothing to do, since counters keep what went by.
+
+    A worker that is new, came back or restarted adds nothing until it is seen twice, and one that is gone takes nothing away.
+    """
     now = snapshot.now_s
-    counters = {w.name: _counters(w) for w in snapshot.workers if w.received_s is not None}
-    backlog = sum(_waiting_tokens(w) for w in snapshot.workers)
+    span = now - demand.bin_from_s if demand is not None else 0.0
+    if demand is not None and span < BIN_S - 1e-9:
+        return demand
+    seen = {w.name: _counted(w) for w in snapshot.workers if w.received_s is not None}
     if demand is None:
-        rooms = frozenset(p.room for w in snapshot.of(Role.PREFILL) for p in w.queue or ())
-        return Demand(now, counters, backlog, bin_from_s=now, rooms=rooms)
-    done = made = ended = 0.0
-    for name, (prefilled, generated, finished) in counters.items():
-        before = demand.counters.get(name)
+        return _with_lengths(Demand(seen, now), snapshot, known=False)
+    entered, made, ended = demand.owed, 0.0, 0.0
+    for name, (prefilled, waiting, generated, finished) in seen.items():
+        before = demand.seen.get(name)
         if before is not None:
-            done += max(0.0, prefilled - before[0])
-            made += max(0.0, generated - before[1])
-            ended += max(0.0, finished - before[2])
+            entered += max(0.0, prefilled - before[0]) + waiting - before[1]
+            made += max(0.0, generated - before[2])
+            ended += max(0.0, finished - before[3])
+    prompt_rate = demand.prompt_rate.after(max(0.0, entered) / span, span)
     demand = replace(
         demand,
-        at_s=now,
-        counters=counters,
-        backlog=backlog,
-        arrived=demand.arrived + done + backlog - demand.backlog,
-        generated=demand.generated + made,
-        finished=demand.finished + ended,
-    )
-    span = now - demand.bin_from_s
-    if span < BIN_S - 1e-9:
-        return demand
-    demand = _with_lengths(demand, snapshot)
-    return replace(
-        demand,
-        # Samples of two workers are not of one moment: what moved between them may show as less than nothing for a while.
-        prompt_rate=demand.prompt_rate.after(max(0.0, demand.arrived) / span, span),
-        output_rate=demand.output_rate.after(demand.generated / span, span),
-        finish_rate=demand.finish_rate.after(demand.finished / span, span),
-        arrived=min(0.0, demand.arrived),
-        generated=0.0,
-        finished=0.0,
+        seen=seen,
         bin_from_s=now,
+        # Samples of two workers are not of one moment: what moved between them may show as less than nothing, for a moment.
+        owed=max(min(0.0, entered), -prompt_rate.fast),
+        prompt_rate=prompt_rate,
+        output_rate=demand.output_rate.after(made / span, span),
+        finish_rate=demand.finish_rate.after(ended / span, span),
     )
+    return _with_lengths(demand, snapshot)
 
 
-def _with_lengths(demand: Demand, snapshot: Snapshot) -> Demand:
-    """The mean prompt length, from prompts that were not waiting a bin ago."""
+def _with_lengths(demand: Demand, snapshot: Snapshot, known: bool = True) -> Demand:
+    """The mean prompt length, from prompts that were not waiting a bin ago; `known` False: these are the first ones seen."""
     mean, rooms = demand.prompt_tokens, []
     for w in snapshot.of(Role.PREFILL):
         for prompt in w.queue or ():
             rooms.append(prompt.room)
-            if prompt.room not in demand.rooms:
+            if known and prompt.room not in demand.rooms:
                 mean += _LENGTH_WEIGHT * (max(1, prompt.uncached_tokens) - mean)
     return replace(demand, prompt_tokens=mean, rooms=frozenset(rooms))
 
 
-def _counters(w: WorkerView) -> tuple[float, float, float]:
+def _counted(w: WorkerView) -> tuple[float, float, float, float]:
     r = w.readings
-    return _number(r.prefilled_tokens_total), _number(r.generated_tokens_total), _number(r.requests_total)
+    return _number(r.prefilled_tokens_total), _waiting_tokens(w), _number(r.generated_tokens_total), _number(r.requests_total)
 
 
 def _waiting_tokens(w: WorkerView) -> float:

@@ -46,27 +46,27 @@ def decide_by_goodput(
     law = next((d for rule in LAWS if (d := rule(facts)) is not None), None)
     if law is not None:
         return law, after(law, replace(facts.memory, favoured=None))
-    unsure = _unsure(facts, demand)
-    if unsure is not None:
-        decision = _with_numbers(first_of(THRESHOLDS, facts), {"model_residual_share": unsure})
+    unsure, off = _unsure(facts, demand)
+    if unsure:
+        decision = _with_numbers(first_of(THRESHOLDS, facts), {"model_residual_share": off})
         return decision, after(decision, replace(facts.memory, favoured=None, lends_early=False, weighed={}))
     decision, memory = _judged(facts, targets, future)
     return decision, after(decision, memory)
 
 
-def _unsure(f: Facts, demand: Demand) -> float | None:
-    """How far measured steps are off the model, if that is too far; NaN if that or the demand is not known. None = trusted."""
+def _unsure(f: Facts, demand: Demand) -> tuple[bool, float | None]:
+    """Whether the model cannot be trusted, and how far measured steps are off it; None = not known."""
     if f.missing or demand.prompt_rate.seen_s < _KNOWN_AFTER_S:
-        return math.nan
+        return True, None
     offs = []
     for w in f.snapshot.of(Role.DECODE):
         measured, p = w.readings.step_s, f.indices.workers.get(w.name)
         if isinstance(measured, Known) and measured.value > 0 and p is not None and p.step_s:
             offs.append(abs(math.log(measured.value / p.step_s)))
     if not offs:
-        return None
+        return False, None
     off = math.expm1(sorted(offs)[len(offs) // 2])  # of the worker in the middle: one odd one is its own trouble
-    return off if off > f.settings.goodput_residual_share else None
+    return off > f.settings.goodput_residual_share, off
 
 
 # ---------------------------------------------------------------- weighing
@@ -82,7 +82,8 @@ class _Option:
 
 def _judged(f: Facts, targets: Targets, future: Future | None) -> tuple[Decision, Memory]:
     m = f.memory
-    able = able_to_lend(f.snapshot, f.indices, m, f.settings)
+    waits = isinstance(f.indices.ppi, Known)  # lending early still means that something waits
+    able = able_to_lend(f.snapshot, f.indices, m, f.settings) if waits else ()
     if m.weighed_s is not None and f.now_s - m.weighed_s < f.settings.goodput_every_s - 1e-6:
         return _stay(f, able, ()), m
     assert m.demand is not None

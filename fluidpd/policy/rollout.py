@@ -221,6 +221,8 @@ def _split(lines: list[Line], plan: Plan) -> None:
 def _pace(scene: Scene, batch: int, context: int) -> tuple[float, float, float]:
     """A decode step, one with lent work, and prefill seconds lent per second."""
     step = scene.step
+    if batch == 0:  # nobody to keep a deadline for: whole prompts
+        return 0.0, scene.work_s, 1.0
     base = step.decode_s(batch, context)
     chunk = step.largest_chunk(scene.limit_s, 2048, 1024, batch, context)
     if not chunk:

@@ -19,7 +19,7 @@ class PolicySettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     judge: Literal["thresholds", "goodput"] = Field(
-        default="thresholds", description="who judges whether to lend or move: fixed thresholds, or predicted goodput"
+        default="goodput", description="who judges whether to lend or move: fixed thresholds, or predicted goodput"
     )
     tick_s: float = Field(default=0.010, ge=0.001, le=1, description="period of the decision loop")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fluidpd.names import Role
 from fluidpd.simulator.events import ClaimAnswered, ClaimWanted
 from fluidpd.simulator.job import Job, Stage
-from fluidpd.simulator.terms import MAX_OPEN_CLAIMS, MIN_CHUNK_TOKENS, NO_TERMS, BorrowTerms, Worth, worth
+from fluidpd.simulator.terms import MAX_OPEN_CLAIMS, MIN_CHUNK_TOKENS, NO_TERMS, WHOLE_CHUNK_TOKENS, BorrowTerms, Worth, worth
 
 if TYPE_CHECKING:
     from fluidpd.simulator.worker import WorkerModel
@@ -70,7 +70,7 @@ def want_claims(model: WorkerModel, now_s: float) -> None:
             if job.stage is not Stage.WAIT_PREFILL or not job.claimable or peer is None:
                 continue
             if outstanding + job.rest > grant.max_outstanding_tokens:
-                break
+                continue  # one that is too long for now lets others pass: it is served where it waits
             here, there = (outstanding + job.rest) / speed, peer.eta_s(job.room, now_s)
             if worth(grant, now_s - job.arrived_s, here, there, outstanding > 0) is not reason:
                 continue
@@ -85,9 +85,16 @@ def want_claims(model: WorkerModel, now_s: float) -> None:
 def _rate(model: WorkerModel, grant: BorrowTerms) -> float:
     """Prompt tokens per second this worker can lend: achieved if there is a record, else what the cost model allows now."""
     batch, context = len(model.batch), model.batch.context
-    chunk = model.cost.largest_chunk(grant.limit_s, 2048, 1024, batch, context)
+    chunk = _largest(model, grant, 2048, 1024, batch, context)
     modelled = chunk / model.cost.step_s(chunk, 1024, batch, context) if chunk else 0.0
     return modelled if model.borrow_rate is None else min(modelled, model.borrow_rate * 1.25) if modelled else 0.0
+
+
+def _largest(model: WorkerModel, terms: BorrowTerms, rest: int, depth: int, batch: int, context: int) -> int:
+    """The largest chunk that keeps the deadline of those who decode here; where nobody does, there is none to keep."""
+    if batch == 0:
+        return min(rest, WHOLE_CHUNK_TOKENS)
+    return model.cost.largest_chunk(terms.limit_s, rest, depth, batch, context)
 
 
 def lent_chunk(model: WorkerModel, now_s: float, batch: int, context: int) -> tuple[int, bool]:
@@ -97,7 +104,7 @@ def lent_chunk(model: WorkerModel, now_s: float, batch: int, context: int) -> tu
     job = model.borrowed[0]
     terms = model.grant or NO_TERMS  # a claimed prompt has one home: it is finished even when the grant has died
     if now_s >= model.hold_lending_until_s:
-        chunk = model.cost.largest_chunk(terms.limit_s, job.rest, job.prefilled, batch, context)
+        chunk = _largest(model, terms, job.rest, job.prefilled, batch, context)
         if chunk >= min(MIN_CHUNK_TOKENS, job.rest):
             return chunk, False
     if now_s - model.last_lent_s >= terms.progress_floor_s:

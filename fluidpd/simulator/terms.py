@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 MIN_CHUNK_TOKENS = 64
+WHOLE_CHUNK_TOKENS = 2048  # where nobody decodes; no longer, so that one whose KV comes meanwhile starts soon
 MAX_OPEN_CLAIMS = 8  # a prefill worker answers between forwards only, so claims must be several to keep a lender busy
 
 

@@ -154,10 +154,10 @@ class Wants:
         taken: set[int] = set()
         for reason in Worth:
             for req, peer, rest, has_kv, waited_s in rooms:
-                if outstanding + rest > terms.max_outstanding_tokens:
-                    break
                 room = req.bootstrap_room
-                if room in taken or (not has_kv and rest > free):
+                if room in taken or outstanding + rest > terms.max_outstanding_tokens:
+                    continue  # one that is too long for now lets others pass: it is served where it waits
+                if not has_kv and rest > free:
                     continue  # no KV for it here; the prefill worker would have to wait for that as well
                 here_s = (outstanding + rest) / speed
                 if worth(terms, waited_s, here_s, peer.eta_s(room, now_s), outstanding > 0) is not reason:

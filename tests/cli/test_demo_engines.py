@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from cli.demo_emulated import EmulatedStage
-from cli.demo_run import Run
+from cli.demo_run import Run, judge_named, weighed
 from cli.demo_sglang import SglangStage, _candidate
 from cli.sglang_cpu.environment import NoEnvironment, environment, recipe_hash, where, write_plugin_folder
 from cli.sglang_cpu.measure import KEY, CpuTimes
@@ -268,3 +268,22 @@ async def test_only_the_survivor_rule_is_skipped_and_that_is_said(sglang):
     row = {"id": "m0", "worker": "d1", "from_role": "decode", "to_role": "prefill", "reason": "manual_move", "phases": []}
     assert "asked for by the demo, past the rule survivor_over_limit" in sglang._move(row)
     assert "by the policy (prefill_sustained_flip)" in sglang._move({**row, "id": "x", "reason": "prefill_sustained_flip"})
+
+
+def test_a_run_is_called_after_who_judges_in_it() -> None:
+    assert judge_named({}) == "goodput"
+    assert judge_named({"judge": "thresholds", "borrow": True}) == "thresholds"
+
+
+def test_moves_that_a_prediction_chose_show_what_they_were_weighed_against() -> None:
+    flip = {"action": "flip", "flips": [{"worker": "d3", "from": "decode", "to": "prefill"}]}
+    chosen = {
+        **flip,
+        "wall_s": 112.5,
+        "numbers": {"good_if_stay": 41.0, "good_if_to_prefill": 47.5, "good_if_shed": None, "ppi": 2.0},
+    }
+    by_rule = {**flip, "wall_s": 113.0, "numbers": {"ppi": 2.0}}
+    lent = {"action": "borrow", "flips": [], "wall_s": 111.0, "numbers": {"good_if_stay": 1.0, "good_if_lend": 2.0}}
+    assert weighed([by_rule, chosen, lent], 100.0) == [
+        " 12.5 s  d3 to prefill: requests predicted in time: stay 41, to prefill 47.5"
+    ]

@@ -305,7 +305,9 @@ class Fleet:
     def __init__(self, roles: Mapping[str, str], *, mode: str = "active", router: bool = True, **policy: Any) -> None:
         self.clock, self.store, self.hub = FakeClock(), MemoryStore(), FakeHub()
         self.router = FakeRouter() if router else None
-        settings = ControllerSettings.model_validate({"policy": PolicySettings(**policy)}, strict=False)
+        settings = ControllerSettings.model_validate(
+            {"policy": PolicySettings(**{"judge": "thresholds", **policy})}, strict=False
+        )
         settings = settings.model_copy(update={"mode": type(settings.mode)(mode)})
         self.settings = settings
         self.controller = self.another_controller()

@@ -11,6 +11,7 @@ from fluidpd.cost import CostModel, parse_cost_table
 from fluidpd.decision import Decision
 from fluidpd.indices import Targets, derive
 from fluidpd.names import Role, WorkerState
+from fluidpd.policy.decide import decide
 from fluidpd.policy.judges import judge_of
 from fluidpd.policy.memory import Memory
 from fluidpd.policy.settings import PolicySettings
@@ -70,8 +71,12 @@ def old_memory() -> Memory:
 
 
 def judge(snap: Snapshot, settings: PolicySettings | None = None, memory: Memory | None = None) -> tuple[Decision, Memory]:
-    """One look with what a running controller would pass."""
-    settings = settings or PolicySettings()
+    """One look of the threshold judge, with what a running controller would pass."""
+    return decide(snap, derive(snap, targets()), memory or old_memory(), settings or PolicySettings(), snap.now_s, targets())
+
+
+def chosen_judge(snap: Snapshot, settings: PolicySettings, memory: Memory | None = None) -> tuple[Decision, Memory]:
+    """One look of whoever the settings name."""
     return judge_of(settings)(snap, derive(snap, targets()), memory or old_memory(), settings, snap.now_s, targets())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from core_fleets import again, judge, old_memory, prompts, snapshot
+from core_fleets import again, chosen_judge, old_memory, prompts, snapshot
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -64,14 +64,14 @@ QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCh
 JUDGES: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [{"judge": "thresholds"}, {"judge": "goodput", "goodput_margin": 0.05, "goodput_margin_share": 0.0, "goodput_persist_s": 0.0}]
 )
-KNOWN = Demand(100.0, bin_from_s=100.0, prompt_rate=Rate(9000.0, 6000.0, 100.0, 60.0), output_rate=Rate(500.0, 500.0, 9.0, 60.0))
+KNOWN = Demand({}, 1e9, prompt_rate=Rate(9000.0, 6000.0, 100.0, 60.0), output_rate=Rate(500.0, 500.0, 9.0, 60.0))
 
 
 def story(first: Snapshot, policy: PolicySettings, ticks: int = 20) -> list[tuple[Snapshot, Decision]]:
     memory, found = replace(old_memory(), demand=KNOWN), []
     for i in range(ticks):
         aged = replace(again(first, 100 + i * 0.1), workers=tuple(_aged(w, i) for w in first.workers))
-        decision, memory = judge(aged, policy, memory)
+        decision, memory = chosen_judge(aged, policy, memory)
         found.append((aged, decision))
     return found
 

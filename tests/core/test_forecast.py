@@ -18,6 +18,13 @@ def counted(snap: Snapshot, at_s: float, **totals: float) -> Snapshot:
     return replace(snap, now_s=at_s, workers=(replace(first, readings=replace(first.readings, **known)), *rest))
 
 
+def test_a_worker_that_is_gone_takes_no_demand_with_it() -> None:
+    busy = counted(snapshot(prefill("p"), prefill("q", *[4000] * 20)), 100.0)
+    looks = [counted(busy, 100 + i * 0.3, prefilled_tokens_total=i * 300.0) for i in range(10)]
+    looks += [counted(snapshot(prefill("p")), 103 + i * 0.3, prefilled_tokens_total=3000 + i * 300.0) for i in range(10)]
+    assert 900 < watched(looks).prompt_rate.mean(5.0) < 1100
+
+
 def watched(looks: list[Snapshot]) -> Demand:
     demand = None
     for look in looks:

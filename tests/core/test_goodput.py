@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from core_fleets import BURST, again, decode, judge, old_memory, prefill, snapshot, targets
+from core_fleets import BURST, again, chosen_judge, decode, old_memory, prefill, snapshot, targets
 
 from fluidpd.decision import Decision
 from fluidpd.indices import derive
@@ -21,12 +21,12 @@ from fluidpd.telemetry import Known, Snapshot, WorkerView
 GOODPUT = PolicySettings(judge="goodput")
 
 
-def demand(prompt_per_s: float, output_tokens: float = 30.0, at_s: float = 100.0, prompt: float = 2048.0) -> Demand:
+def demand(prompt_per_s: float, output_tokens: float = 30.0, prompt: float = 2048.0) -> Demand:
     """A steady one, watched for a minute."""
     arrivals = prompt_per_s / prompt
     return Demand(
-        at_s,
-        bin_from_s=at_s,
+        {},
+        1e9,  # nothing more is learned of it
         prompt_tokens=prompt,
         prompt_rate=Rate(prompt_per_s, prompt_per_s, 0.0, 60.0),
         output_rate=Rate(arrivals * output_tokens, arrivals * output_tokens, 0.0, 60.0),
@@ -42,8 +42,7 @@ def look(fleet: Snapshot, expected: Demand, seconds: float = 1.0, policy: Policy
     """The same fleet, seen ten times a second."""
     memory, found = knowing(expected), []
     for i in range(round(seconds * 10) + 1):
-        decision, memory = judge(again(fleet, fleet.now_s + i * 0.1), policy, memory)
-        memory = replace(memory, demand=replace(expected, at_s=fleet.now_s + i * 0.1, bin_from_s=fleet.now_s + i * 0.1))
+        decision, memory = chosen_judge(again(fleet, fleet.now_s + i * 0.1), policy, memory)
         found.append(decision)
     return found
 
@@ -125,7 +124,7 @@ def test_moves_keep_residence_budget_floors_and_one_at_a_time() -> None:
     assert not any(d.flips for d in look(fresh, demand(60_000), policy=PolicySettings(judge="goodput", goodput_margin=0.1)))
     assert not any(d.flips for d in look(SURGE, demand(60_000), policy=PolicySettings(judge="goodput", min_decode=6)))
     spent = replace(knowing(demand(60_000)), flips_s=tuple([99.0] * 12))
-    decision, _ = judge(SURGE, GOODPUT, spent)
+    decision, _ = chosen_judge(SURGE, GOODPUT, spent)
     assert not decision.flips
 
 
@@ -133,15 +132,15 @@ def test_a_pause_advice_and_a_quorum_stand_before_every_prediction() -> None:
     assert look(replace(SURGE, paused="somebody"), demand(60_000))[0].reason is Reason.PAUSED
     assert all(d.would_have for d in look(replace(SURGE, mode=Mode.ADVISORY), demand(60_000)))
     silent = replace(SURGE, workers=tuple(replace(w, received_s=90.0) if w.name == "p1" else w for w in SURGE.workers))
-    assert judge(silent, GOODPUT, knowing(demand(60_000)))[0].reason is Reason.TELEMETRY_BELOW_QUORUM
+    assert chosen_judge(silent, GOODPUT, knowing(demand(60_000)))[0].reason is Reason.TELEMETRY_BELOW_QUORUM
 
 
 def test_lending_is_revoked_at_once_when_a_lender_is_over_its_limit_between_two_evaluations() -> None:
     memory = knowing(demand(60_000))
-    decision, memory = judge(SURGE, GOODPUT, memory)
+    decision, memory = chosen_judge(SURGE, GOODPUT, memory)
     assert "d0" in decision.lenders
     jumped = replace(SURGE, workers=tuple(busy_decode("d0") if w.name == "d0" else w for w in SURGE.workers))
-    decision, _ = judge(again(jumped, 100.01), GOODPUT, memory)  # 10 ms later: far less than the time between evaluations
+    decision, _ = chosen_judge(again(jumped, 100.01), GOODPUT, memory)  # 10 ms later: far less than the time between evaluations
     assert "d0" not in decision.lenders
 
 
@@ -154,8 +153,8 @@ def test_thresholds_judge_and_the_decision_says_so_when_measured_steps_are_off_t
 
 def test_thresholds_judge_while_telemetry_is_partial_or_demand_is_not_known_yet() -> None:
     partial = replace(SURGE, workers=(*SURGE.workers, replace(decode("d9"), state=WorkerState.STALE, received_s=98.0)))
-    assert "model_residual_share" in judge(partial, GOODPUT, knowing(demand(60_000)))[0].numbers
-    decision, _ = judge(SURGE, GOODPUT)
+    assert "model_residual_share" in chosen_judge(partial, GOODPUT, knowing(demand(60_000)))[0].numbers
+    decision, _ = chosen_judge(SURGE, GOODPUT)
     assert "model_residual_share" in decision.numbers and "good_if_stay" not in decision.numbers
 
 

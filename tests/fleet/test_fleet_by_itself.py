@@ -43,4 +43,4 @@ def test_an_overload_that_lasts_moves_a_worker_to_prefill_without_losing_a_token
     all_serving(api, fleet)
     moves = [m for m in api.get("transitions", limit=50) if m["trigger"] == "auto" and m["to_role"] == "prefill"]
     assert any(m["end"] == "done" for m in moves)
-    assert {m["reason"] for m in moves} <= {"prefill_sustained_flip", "prefill_trend_flip"}
+    assert {m["reason"] for m in moves} <= {"goodput_flip", "prefill_sustained_flip", "prefill_trend_flip"}

@@ -171,6 +171,14 @@ def test_the_oldest_rooms_that_would_clearly_finish_sooner_here_are_asked_for() 
     assert rooms(wants, 0.0) == [2, 4]
 
 
+def test_a_room_that_makes_its_deadline_only_here_is_asked_for_before_older_ones() -> None:
+    engine, _, wants = decode()
+    for room in (1, 2):
+        engine.scheduler.decode_room(room, tokens=100)
+    wants.grant(grant({1: 1.0, 2: 5.0}, ttft_slo_s=2.0), 0.0)
+    assert rooms(wants, 0.0) == [2, 1]
+
+
 def test_a_grant_dies_by_itself_and_a_revoked_one_at_once() -> None:
     engine, _, wants = decode()
     engine.scheduler.decode_room(1)

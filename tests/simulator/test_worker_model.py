@@ -151,7 +151,7 @@ def test_the_borrowed_request_gets_its_first_token_when_its_last_chunk_ends_and_
 
 
 def test_a_claim_is_wanted_only_when_it_would_clearly_finish_sooner_here() -> None:
-    for backlog_s, wanted in [(0.05, False), (0.4, False), (5.0, True)]:
+    for backlog_s, wanted in [(0.05, False), (0.35, False), (5.0, True)]:
         model = decode_worker()
         model.add_decode(job(1, 4000), 0.0)
         model.grant = grant(backlog_s)
