@@ -123,7 +123,7 @@ def test_a_trace_is_simulated_both_ways(fluidpd, tmp_path):
     assert done.code == 0, done.err
     assert "simulated" in done.err and "simulated attainment: " in done.out
     assert "borrow yes -> no" in done.out
-    assert "then: thresholds" in report.read_text()
+    assert "then: goodput" in report.read_text()
     document = json.loads(fluidpd(*asked, "--policy", "static", "--json").out)
     assert document["engine"] == "simulated"
     assert [run["policy"] for run in document["runs"]] == ["then: thresholds", "now: static"]
