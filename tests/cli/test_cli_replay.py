@@ -126,7 +126,7 @@ def test_a_trace_is_simulated_both_ways(fluidpd, tmp_path):
     assert "then: goodput" in report.read_text()
     document = json.loads(fluidpd(*asked, "--policy", "static", "--json").out)
     assert document["engine"] == "simulated"
-    assert [run["policy"] for run in document["runs"]] == ["then: thresholds", "now: static"]
+    assert [run["policy"] for run in document["runs"]] == ["then: goodput", "now: static"]
     assert sum(document["runs"][0]["reasons_s"].values()) > 10
 
 
