@@ -116,7 +116,7 @@ class Pair:
     async def idle(self, worker: Worker) -> bool:
         load = await self.load(worker)
         queues = [count for name, count in load["disaggregation"].items() if name.endswith("_queue_reqs")]
-        return not any((load["num_running_reqs"], load["num_waiting_reqs"], *queues))
+        return not any((load["num_running_reqs"], load["num_waiting_reqs"], load["num_used_tokens"], *queues))
 
     async def settle(self) -> None:
         for worker in (self.p, self.d):
