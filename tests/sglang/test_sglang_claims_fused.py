@@ -19,7 +19,7 @@ from test_sglang_claims import Pair, prompts, with_stand_ins
 
 # The prompts find room with the little that SGLang reserves for each, and none for what they then generate together.
 # Small chunks at the prefill worker: a claim is read between two of its forwards.
-LITTLE_KV = 3072
+LITTLE_KV = 2560
 FUSED = replace(
     PAIR,
     flags={
@@ -67,7 +67,7 @@ def test_fused_chunks_change_no_output_and_give_everything_back(fused: Pair) -> 
 
 def test_a_borrowed_prompt_that_the_engine_retracts_goes_on_exactly(fused: Pair, fleet: RealFleet) -> None:
     """More generations than the KV can hold: SGLang takes running ones out again, borrowed ones too."""
-    asked, tokens = prompts(6, seed=21, low=250, high=350), 800
+    asked, tokens = prompts(6, seed=21, low=250, high=350), 850
     alone = [a.ids for i in range(0, 6, 2) for a in fused.ask_all(asked[i : i + 2], tokens)]
     assert fleet.log("d1").count("Retract requests") == 0  # two at a time find room
     won = fused.count("claims_won_total")
