@@ -87,17 +87,21 @@ def _goodput_of_stationary(r: Results) -> Iterator[Verdict]:
         target = f"goodput({share:.0%}) of {r.full} at least that of the best static split, on every stationary workload"
         rows: list[tuple[str, float, tuple[str, float]]] = []
         hopeless: list[str] = []
+        left: list[str] = []
         for name in _of_kind(r, Kind.STATIONARY):
             mine, split = r.factor(BED, name, r.full, share), r.best_split_factor(BED, name, share)
-            if mine is not None and split is not None:
-                if mine or split[1]:
-                    rows.append((name, mine, split))
-                else:
-                    hopeless.append(name)
+            if mine is None or split is None:
+                left.append(name)
+            elif mine or split[1]:
+                rows.append((name, mine, split))
+            else:
+                hopeless.append(name)
         short = [f"{name} x{mine:g} against x{split[1]:g} ({split[0]})" for name, mine, split in rows if mine < split[1]]
         found = f"on {len(rows) - len(short)} of {len(rows)}" if rows else "not run"
         found += "".join(f"; on {name} neither meets it at any load" for name in hopeless)
-        yield Verdict(target, not short if rows else None, found, "; ".join(short))
+        found += f"; not run: {', '.join(left)}" if rows and left else ""
+        # One that is short decides it; for "on every" all must have been run.
+        yield Verdict(target, False if short else True if rows and not left else None, found, "; ".join(short))
 
 
 def _goodput_of_composites(r: Results) -> Iterator[Verdict]:
