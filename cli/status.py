@@ -70,8 +70,8 @@ def answers(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("users", attainment(seen)),
         ("doing", cell(seen.get("action")) + (" (advisory: nothing is sent)" if seen.get("mode") == "advisory" else "")),
         ("why", " ".join(filter(None, [cell(seen.get("reason")), numbers(seen.get("numbers"))]))),
-        ("prefill", f"pressure {cell(seen.get('ppi'))}, acts above {cell(thresholds.get('prefill_high'))}"),
-        ("decode", f"pressure {cell(seen.get('dpi'))}, acts above {cell(thresholds.get('decode_high'))}"),
+        ("prefill", f"pressure {cell(seen.get('ppi'))}, high above {cell(thresholds.get('prefill_high'))}"),
+        ("decode", f"pressure {cell(seen.get('dpi'))}, high above {cell(thresholds.get('decode_high'))}"),
         ("lending", cell(list(seen.get("lenders") or ()))),
     ]
     lines += [("refused", refusal(item)) for item in seen.get("refusals") or ()]

@@ -49,7 +49,7 @@ def _pressure(label: str, value: float | None, status: StatusRow | None, role: s
     limit = status.thresholds.get(f"{role}_high") if status else None
     tone = "unknown" if value is None else "bad" if limit is not None and value > limit else ""
     lends = status.thresholds.get(f"{role}_over") if status else None
-    goal = "no limit known" if limit is None else f"moves > {limit:g}"
+    goal = "no limit known" if limit is None else f"high > {limit:g}"
     return Figure(label, fmt.number(value), goal if lends is None else f"lends > {lends:g}, {goal}", tone)
 
 

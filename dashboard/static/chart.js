@@ -77,8 +77,8 @@
     ctx.save();
     ctx.font = `${11 * dpr}px system-ui, sans-serif`;
     const taken = [];
-    caption(u, data.limits.prefill_high, `prefill: a worker moves above ${data.limits.prefill_high}`, taken);
-    caption(u, data.limits.decode_high, `decode: a worker moves above ${data.limits.decode_high}`, taken);
+    caption(u, data.limits.prefill_high, `prefill: high above ${data.limits.prefill_high}`, taken);
+    caption(u, data.limits.decode_high, `decode: high above ${data.limits.decode_high}`, taken);
     const zero = u.valToPos(0, "y", true), foot = bbox.top + bbox.height;
     const dotY = zero + (foot - zero) * 0.34, textY = foot - 3 * dpr;
     ctx.textAlign = "center";
