@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.judged import judge_name
 from cli.output import Exit, cell, emit_json, emit_table, fail, say
 from cli.progress import bars
 
@@ -51,7 +50,7 @@ def advise(
     with bars(quiet=as_json) as progress:
         step = progress.bar("simulating", core.runs_needed(workers))
         try:
-            found = core.advise(workload, model, workers, slo, step or (lambda _: None), judge_name(PolicySettings()))
+            found = core.advise(workload, model, workers, slo, step or (lambda _: None), PolicySettings().judge)
         except ValueError as problem:
             fail(f"{workload.name} cannot be advised on: it {problem}; give more --minutes", Exit.USAGE)
     targets = {"ttft_s": slo.ttft_s, "tbt_s": slo.tbt_s}

@@ -37,11 +37,6 @@ def with_settings(base: PolicySettings, pairs: Sequence[str]) -> PolicySettings:
         fail(f"--set: {str(problem).replace('the command line: ', '')}", Exit.USAGE)
 
 
-def judge_name(settings: PolicySettings) -> str:
-    """The policy, by its name in fluidpd.simulator.policies, that a controller with these settings judges by."""
-    return settings.judge
-
-
 def changed(base: PolicySettings, other: PolicySettings) -> dict[str, tuple[object, object]]:
     """The settings in which they differ: name -> (base's, other's)."""
     before, after = base.model_dump(), other.model_dump()

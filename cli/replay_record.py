@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.judged import judge_name, said, with_settings
+from cli.judged import said, with_settings
 from cli.output import Exit, emit_json, emit_table, fail, moment, say, span
 from cli.progress import bars
 
@@ -107,7 +107,7 @@ def _terms(
             notes.append(f"the cost model {cost.key} is not the one of {at}: pressures differ from what was seen")
         try:
             mine = with_settings(stood, pairs)
-            sides = terms_of(judge_name(stood), stood, slo, cost), terms_of(policy or judge_name(mine), mine, slo, cost)
+            sides = terms_of(stood.judge, stood, slo, cost), terms_of(policy or mine.judge, mine, slo, cost)
         except CannotJudge as problem:
             fail(f"--policy {problem}", Exit.USAGE)
         except ValueError as problem:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.judged import judge_name, said, with_settings
+from cli.judged import said, with_settings
 from cli.output import Exit, emit_json, emit_table, fail, say
 from cli.progress import bars
 
@@ -50,9 +50,9 @@ def replay_trace(asked: Asked, policy: str | None, pairs: Sequence[str], *, as_j
     say(f"simulated: {about} of {asked.cost}")
     base = SimSettings(prefill=asked.prefill, decode=asked.decode, policy=usual, keep_outcomes=False, draw=html is not None)
     with bars(quiet=as_json) as progress:
-        then = policies.simulate(judge_name(usual), workload, cost, base, progress.bar("then", workload.duration_s))
+        then = policies.simulate(usual.judge, workload, cost, base, progress.bar("then", workload.duration_s))
         mine = replace(base, policy=other)
-        now = policies.simulate(policy or judge_name(other), workload, cost, mine, progress.bar("now", workload.duration_s))
+        now = policies.simulate(policy or other.judge, workload, cost, mine, progress.bar("now", workload.duration_s))
     then, now = _named(then, "then"), _named(now, "now")
     if as_json:
         runs = [(then.summary, decided(then)), (now.summary, decided(now))]

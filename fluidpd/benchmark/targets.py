@@ -131,34 +131,22 @@ def _pair(name: str, value: float | None) -> tuple[str, float] | None:
 
 def _near_the_clairvoyant(r: Results) -> Iterator[Verdict]:
     for name in _of_kind(r, Kind.COMPOSITE):
-        target = f"{name}: {r.full} within 3 points of clairvoyant"
-        mine, most = r.attainment(BED, name, r.full), r.attainment(BED, name, "clairvoyant")
-        if mine is None or most is None:
-            yield Verdict(target, None, "not run")
-        else:
-            reached = mine >= most - 0.03
-            yield Verdict(
-                target,
-                reached,
-                f"{mine:.1%} against {most:.1%}{_part_of(r, name)}",
-                "" if reached else why(r, name, r.full, most - 0.03),
-            )
+        yield _beside(r, f"{name}: {r.full} within 3 points of clairvoyant", name, "clairvoyant", 0.03)
 
 
 def _no_worse_than_staying(r: Results) -> Iterator[Verdict]:
     for name in _of_kind(r, Kind.ADVERSARIAL):
-        target = f"{name}: {r.full} never more than 1 point below staying at 2P:6D"
-        mine, stay = r.attainment(BED, name, r.full), r.attainment(BED, name, "static 2P:6D")
-        if mine is None or stay is None:
-            yield Verdict(target, None, "not run")
-        else:
-            reached = mine >= stay - 0.01
-            yield Verdict(
-                target,
-                reached,
-                f"{mine:.1%} against {stay:.1%}{_part_of(r, name)}",
-                "" if reached else why(r, name, r.full, stay - 0.01),
-            )
+        yield _beside(r, f"{name}: {r.full} never more than 1 point below staying at 2P:6D", name, "static 2P:6D", 0.01)
+
+
+def _beside(r: Results, target: str, workload: str, other: str, below: float) -> Verdict:
+    """Whether the full policy keeps no more than `below` less than another one."""
+    mine, theirs = r.attainment(BED, workload, r.full), r.attainment(BED, workload, other)
+    if mine is None or theirs is None:
+        return Verdict(target, None, "not run")
+    reached = mine >= theirs - below
+    found = f"{mine:.1%} against {theirs:.1%}{_part_of(r, workload)}"
+    return Verdict(target, reached, found, "" if reached else why(r, workload, r.full, theirs - below))
 
 
 def _stays(r: Results) -> Verdict:

@@ -8,7 +8,7 @@ judge, and the decision says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fluidpd.decision import Decision, Flip, Refusal
@@ -201,19 +201,3 @@ def _homeward(f: Facts, scene: Scene, stay: _Option) -> Decision | None:
     plan = _plan(f, scene, decision.flips[0], stay.plan.lenders)
     cost = stay.predicted.good - roll(scene, plan).good
     return _with_numbers(decision, f.memory.weighed) if cost < _HOME_COST else None
-
-
-def judge_with(future: Future) -> Callable[..., tuple[Decision, Memory]]:
-    """The same judgement, given the true future instead of a forecast: an upper bound to compare with, for simulations."""
-
-    def judge(
-        snapshot: Snapshot,
-        indices: Indices,
-        memory: Memory,
-        settings: PolicySettings,
-        now_s: float,
-        targets: Targets | None = None,
-    ) -> tuple[Decision, Memory]:
-        return decide_by_goodput(snapshot, indices, memory, settings, now_s, targets, future)
-
-    return judge

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from fluidpd.cost import CostModel
 from fluidpd.policy.settings import PolicySettings
+from fluidpd.simulator.measure import gaps_met
 from fluidpd.simulator.policies import first_half, simulate
 from fluidpd.simulator.report import Outcome
 from fluidpd.simulator.request_run import RunResult
@@ -218,7 +219,5 @@ def gain_of(mine: Sequence[Outcome], theirs: Sequence[Outcome], slo: SloTargets)
 
 
 def is_good(o: Outcome, slo: SloTargets) -> bool:
-    """As fluidpd.simulator.measure counts it: n // 100 of n gaps may be late."""
-    if not o.completed or o.ttft_s is None or o.ttft_s > slo.ttft_s:
-        return False
-    return o.late_gaps <= (o.output_tokens - 1) // 100
+    """As fluidpd.simulator.measure counts it."""
+    return o.completed and o.ttft_s is not None and o.ttft_s <= slo.ttft_s and gaps_met(o)

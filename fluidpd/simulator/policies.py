@@ -9,9 +9,10 @@ import bisect
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fluidpd.cost import CostModel
-from fluidpd.policy.goodput import decide_by_goodput, judge_with
+from fluidpd.policy.goodput import decide_by_goodput
 from fluidpd.policy.scene import STEPS_S, Future
 from fluidpd.policy.seed import decide_as_the_seed
 from fluidpd.simulator.colocated import Mixing
@@ -88,7 +89,8 @@ def _goodput(workload: Workload, cost: CostModel, settings: SimSettings) -> Requ
 
 
 def _clairvoyant(workload: Workload, cost: CostModel, settings: SimSettings) -> RequestRun:
-    return Simulation(workload, cost, settings, "clairvoyant", settings.policy, judge_with(true_future(workload)))
+    judge = partial(decide_by_goodput, future=true_future(workload))
+    return Simulation(workload, cost, settings, "clairvoyant", settings.policy, judge)
 
 
 def true_future(workload: Workload) -> Future:

@@ -140,9 +140,9 @@ def prompts(count: int, seed: int, low: int = 1000, high: int = 2000) -> list[Id
     return [[rng.randrange(5, 500) for _ in range(rng.randrange(low, high))] for _ in range(count)]
 
 
-def eager(pair: Pair) -> Grants:
+def eager(pair: Pair, **terms: Any) -> Grants:
     """Grants under which every claim looks worth while: what a test needs that is about what comes of claims."""
-    grants = Grants(pair.sidecars)
+    grants = Grants(pair.sidecars, **terms)
     grants.rate_tokens_per_s = 100.0
     return grants
 

@@ -14,8 +14,7 @@ import httpx
 import pytest
 from real_clients import is_idle, until
 from real_fleet import LITTLE_PATIENCE, PAIR, RealFleet
-from stub_sidecars import Grants
-from test_sglang_claims import Pair, prompts, with_stand_ins
+from test_sglang_claims import Pair, eager, prompts, with_stand_ins
 
 # The prompts find room with the little that SGLang reserves for each, and none for what they then generate together.
 # Small chunks at the prefill worker: a claim is read between two of its forwards.
@@ -44,18 +43,12 @@ def fused(fleet: RealFleet) -> Iterator[Pair]:
         yield made
 
 
-def eager_grants(pair: Pair) -> Grants:
-    grants = Grants(pair.sidecars, tbt_slo_s=2.0)
-    grants.rate_tokens_per_s = 100.0
-    return grants
-
-
 def test_fused_chunks_change_no_output_and_give_everything_back(fused: Pair) -> None:
     asked, background = prompts(6, seed=1, low=300, high=450), prompts(2, seed=9, low=50, high=100)
     alone = [a.ids for a in fused.ask_all(asked)]
     streams_alone = [s.wait().ids for s in [fused.ask(p, 500) for p in background]]
     fused.assert_clean()
-    with fused.slow_prefill(1.0), eager_grants(fused).renewed():
+    with fused.slow_prefill(1.0), eager(fused, tbt_slo_s=2.0).renewed():
         streams = [fused.ask(p, 500) for p in background]
         until(lambda: all(s.at_s for s in streams), 60, "streams that run")
         answers = fused.ask_all(asked)
@@ -71,7 +64,7 @@ def test_a_borrowed_prompt_that_the_engine_retracts_goes_on_exactly(fused: Pair,
     alone = [a.ids for i in range(0, 6, 2) for a in fused.ask_all(asked[i : i + 2], tokens)]
     assert fleet.log("d1").count("Retract requests") == 0  # two at a time find room
     won = fused.count("claims_won_total")
-    with fused.slow_prefill(1.0), eager_grants(fused).renewed():
+    with fused.slow_prefill(1.0), eager(fused, tbt_slo_s=2.0).renewed():
         answers = fused.ask_all(asked, tokens)
     assert [a.ids for a in answers] == alone
     fused.assert_clean()
@@ -84,7 +77,7 @@ def test_a_prefill_worker_that_dies_right_after_giving_costs_only_what_it_had_be
     alone = [a.ids for a in fused.ask_all(asked)]
     given = fused.at_prefill.given_total
     httpx.post(f"{fused.prefill.url}/slow_down", json={"forward_sleep_time": 2.0}).raise_for_status()
-    with eager_grants(fused).renewed():
+    with eager(fused, tbt_slo_s=2.0).renewed():
         answers = []
         for prompt in asked:
             answers.append(fused.ask(prompt))
