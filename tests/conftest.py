@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,28 +47,50 @@ NEEDS = {
     "router": (router_missing, "no sglang-router: run `make setup`"),
 }
 
+# Fleets of real engines, in the order in which their tests run.
+FLEETS = ("trio", "plain", "whole", "faked", "fused", "tp2")
+
 _not_selected: dict[str, int] = {}
+_fleets_selected: set[str] = set()
 
 
 class RealFleets:
-    """At most one fleet of real engines at a time: each takes gigabytes, and an idle one still takes time from the others."""
+    """One fleet of real engines, and at most one that starts meanwhile: each takes gigabytes, and time from the others."""
 
     def __init__(self) -> None:
         self._name = ""
         self._held: AbstractContextManager[Any] | None = None
         self._made: Any = None
+        self._ahead: tuple[str, AbstractContextManager[Any], Future[Any]] | None = None
+        self._starter = ThreadPoolExecutor(1)
 
     def ask(self, name: str, start: Callable[[], AbstractContextManager[Any]]) -> Any:
-        """The fleet of that name: the one that runs, or a new one once the other is stopped."""
+        """The fleet of that name: the one that runs, or else that one alone. An error of its start is raised here."""
         if name != self._name:
-            self.stop()
-            held = start()
-            self._made = held.__enter__()
+            self._stop_current()
+            if self._ahead is None or self._ahead[0] != name:
+                self.stop()
+                self.start_ahead(name, start)
+            assert self._ahead is not None
+            (_, held, made), self._ahead = self._ahead, None
+            self._made = made.result()
             self._name, self._held = name, held
         return self._made
 
+    def start_ahead(self, name: str, start: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Start what will be asked for next, beside tests whose waits are long enough for it."""
+        if self._ahead is None and name != self._name:
+            held = start()
+            self._ahead = name, held, self._starter.submit(held.__enter__)
+
     def stop(self) -> None:
         """Nothing runs afterwards. For a test whose fleet is not whole any more, too."""
+        self._stop_current()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[2].exception() is None:
+            ahead[1].__exit__(None, None, None)
+
+    def _stop_current(self) -> None:
         held, self._name, self._held, self._made = self._held, "", None, None
         if held is not None:
             held.__exit__(None, None, None)
@@ -92,10 +115,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = kept
-    first: dict[str, int] = {"": -1}
-    for i, item in enumerate(items):
-        first.setdefault(fleet_of(item), i)
-    items.sort(key=lambda item: first[fleet_of(item)])  # so that each fleet is started once
+    items.sort(key=lambda item: ("", *FLEETS).index(fleet_of(item)))  # so that each fleet is started once
+    _fleets_selected.update(fleet_of(item) for item in items)
     for name, (missing, remedy) in NEEDS.items():
         concerned = [item for item in items if item.get_closest_marker(name)]
         if concerned and missing():
@@ -163,22 +184,34 @@ def start_fleet(real_fleets: RealFleets, sglang_environment: Any, tmp_path_facto
     """start(name, spec): the running fleet of that name. `spec` makes its specification, given the folder it will have."""
     from real_fleet import running
 
-    def start(name: str, spec: Callable[[Path], Any]) -> Any:
+    def start(name: str, spec: Callable[[Path], Any], ask: Callable[..., Any] = real_fleets.ask) -> Any:
         def made() -> AbstractContextManager[Any]:
             folder = tmp_path_factory.mktemp(name)
             return running(spec(folder), sglang_environment, folder)
 
-        return real_fleets.ask(name, made)
+        return ask(name, made)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def start_ahead(real_fleets: RealFleets, start_fleet: Any) -> Callable[[str], None]:
+    """start_ahead(name): start that fleet beside tests to which time does not matter, if any test will ask for it."""
+    from real_fleet import SPECS
+
+    def start(name: str) -> None:
+        if name in _fleets_selected:
+            start_fleet(name, SPECS[name], real_fleets.start_ahead)
 
     return start
 
 
 @pytest.fixture(scope="module")
-def bare_pair(start_fleet: Any) -> Any:
-    """1 prefill and 1 decode worker with the plugin, and the router; nobody of FluidPD's beside them."""
-    from real_fleet import PAIR
+def bare_trio(start_fleet: Any) -> Any:
+    """1 prefill and 2 decode workers with the plugin, and the router; nobody of FluidPD's beside them."""
+    from real_fleet import TRIO
 
-    return start_fleet("pair", lambda folder: PAIR)
+    return start_fleet("trio", lambda folder: TRIO)
 
 
 @pytest.fixture

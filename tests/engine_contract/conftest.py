@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +41,7 @@ def real_pair(request: pytest.FixtureRequest) -> tuple[Worker, Worker]:
         p, d, p_bootstrap, d_bootstrap = map(int, RUNNING.split(","))
         return Worker(f"http://127.0.0.1:{p}", p_bootstrap), Worker(f"http://127.0.0.1:{d}", d_bootstrap)
     p, d = request.getfixturevalue("plain_pair").workers
+    request.getfixturevalue("start_ahead")("whole")  # these tests wait more than they compute
     return Worker(p.url, p.bootstrap_port), Worker(d.url, d.bootstrap_port)
 
 
@@ -67,53 +66,27 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
             await pair.settle()
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A real worker with a plugin, and the stand-in for its sidecar."""
-
-    worker: Worker
-    sidecar: CarryingSidecar
-
-
-@contextmanager
-def started_trio(folder: Path) -> Iterator[tuple[Started, ...]]:
-    """One real prefill and two real decode workers with the plugin, and stand-in sidecars."""
-    from real_environment import environment
-    from real_fleet import RealFleet, RealSpec
-
-    flags = {"*": "--incremental-streaming-output --chunked-prefill-size 256"}
-    spec = RealSpec(prefill=1, decode=2, control=False, router=False, sidecars=False, flags=flags)
-    fleet_of_three = RealFleet(spec, environment(), folder)
-    started = tuple(
-        Started(Worker(w.url, w.bootstrap_port), CarryingSidecar(w.name, fleet_of_three.socket(w), w.bootstrap))
-        for w in fleet_of_three.workers
-    )
-    try:
-        fleet_of_three.start()
-        yield started
-    finally:
-        fleet_of_three.stop()
-        for one in started:
-            one.sidecar.close()
+@pytest.fixture(scope="module")
+def real_sides(bare_trio: Any, start_ahead: Any) -> Iterator[list[Side]]:
+    """The real workers with their plugins, each with a stand-in for its sidecar."""
+    start_ahead("plain")
+    sidecars = [CarryingSidecar(w.name, bare_trio.socket(w), w.bootstrap) for w in bare_trio.workers]
+    yield [Side(Worker(w.url, w.bootstrap_port), s) for w, s in zip(bare_trio.workers, sidecars, strict=True)]
+    for sidecar in sidecars:
+        sidecar.close()
 
 
 @pytest.fixture(params=["emulator", pytest.param("sglang", marks=pytest.mark.sglang)])
-async def trio(
-    request: pytest.FixtureRequest, real_fleets: Any, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> AsyncIterator[Trio]:
+async def trio(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Trio]:
     """One prefill and two decode workers with plugins, every part of which has said hello and sampled."""
     async with httpx.AsyncClient(timeout=40, trust_env=False, limits=ONCE) as client:
         if request.param == "sglang":
-            request.getfixturevalue("sglang_environment")
-            folder = tmp_path_factory.mktemp("trio")
-            started: tuple[Started, ...] = real_fleets.ask("trio", lambda: started_trio(folder))
-            sides = [Side(one.worker, one.sidecar) for one in started]
-            yield await _trio("sglang", sides, client)
+            yield await _trio("sglang", request.getfixturevalue("real_sides"), client)
             return
         names = {"p": "prefill", "d": "decode", "k": "decode"}
         sidecars = {name: CarryingSidecar(name, tmp_path / f"{name}.sock", "") for name in names}
         try:
-            async with fleet(names, tmp_path, kv_capacity_tokens=KV_TOKENS, max_running=16, prefill_chunk_tokens=256) as f:
+            async with fleet(names, tmp_path, kv_capacity_tokens=KV_TOKENS, max_running=16, prefill_chunk_tokens=2048) as f:
                 workers = [Worker(f.url(name), f.worker(name).spec.bootstrap_port) for name in names]
                 yield await _trio("emulator", [Side(w, sidecars[n]) for n, w in zip(names, workers, strict=True)], client)
         finally:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from real_environment import SglangEnvironment, cpu_only_variables
+from real_environment import SglangEnvironment, cpu_only_variables, other_version_variables
 
 from cli.fleet import Fleet, FleetSpec, WorkerSpec
 from cli.sglang_cpu.workers import SglangWorkers
@@ -59,8 +59,13 @@ class RealSpec(FleetSpec):
 
 # Small prefill chunks: a backlog is worked off in many forwards, and a claim is answered between two of them.
 PAIR = RealSpec(
-    prefill=1, decode=1, control=False, sidecars=False, flags={"*": "--max-total-tokens 32768 --chunked-prefill-size 2048"}
+    prefill=1,
+    decode=1,
+    control=False,
+    sidecars=False,
+    flags={"*": "--incremental-streaming-output --max-total-tokens 32768 --chunked-prefill-size 2048"},
 )
+TRIO = replace(PAIR, decode=2)
 
 
 def plain_spec(folder: Path) -> RealSpec:
@@ -81,6 +86,17 @@ def whole_spec(folder: Path) -> RealSpec:
         sidecar={"slo": {"tbt_s": TBT_SLO_S}},
         controller={"slo": {"tbt_s": TBT_SLO_S}, "cost": {"table": "cpu", "file": str(table)}},
     )
+
+
+FAKED = "0.5.99"
+
+
+def faked_spec(folder: Path) -> RealSpec:
+    """1 prefill, 2 decode with sidecars and the controller, on an SGLang whose version the plugin was not tested with."""
+    return RealSpec(variables=other_version_variables(folder, FAKED))
+
+
+SPECS = {"plain": plain_spec, "whole": whole_spec, "faked": faked_spec}
 
 
 class RealFleet(Fleet):

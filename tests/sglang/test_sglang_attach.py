@@ -1,4 +1,4 @@
-"""`fluidpd attach` on a pair of real workers and a router that were started by hand: with the plugin, and without."""
+"""`fluidpd attach` on real workers and a router that were started by hand: with the plugin, and without."""
 
 from __future__ import annotations
 
@@ -59,31 +59,30 @@ def answered(fleet: RealFleet, seed: int) -> Answer:
 @pytest.mark.parametrize(
     "which",
     [
-        pytest.param("bare_pair", id="with the plugin", marks=pytest.mark.fleet("pair")),
+        pytest.param("bare_trio", id="with the plugin", marks=pytest.mark.fleet("trio")),
         pytest.param("plain_pair", id="without it", marks=pytest.mark.fleet("plain")),
     ],
 )
-def test_a_pair_that_runs_is_taken_on_shown_as_it_is_and_left_as_it_was(
+def test_workers_that_run_are_taken_on_shown_as_they_are_and_left_as_they_were(
     which: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    pair: RealFleet = request.getfixturevalue(which)
-    has_plugin = bool(pair.spec.plugin)
-    before = answered(pair, 1).told()
-    with attached(pair, tmp_path / "s") as said:
+    fleet: RealFleet = request.getfixturevalue(which)
+    has_plugin = bool(fleet.spec.plugin)
+    before = answered(fleet, 1).told()
+    with attached(fleet, tmp_path / "s") as said:
         api = Api(serves(said))
         text = "\n".join(said)
         try:
             rows = {w["name"]: w for w in api.get("workers")}
             assert {name: (w["role"], w["engine"], w["state"]) for name, w in rows.items()} == {
-                "p1": ("prefill", "sglang", "serving"),
-                "d1": ("decode", "sglang", "serving"),
+                w.name: (w.role, "sglang", "serving") for w in fleet.workers
             }
             assert api.get("status")["mode"] == "advisory"
             assert {w["bootstrap_port"] for w in rows.values()} == {
-                w.bootstrap_port for w in pair.workers
+                w.bootstrap_port for w in fleet.workers
             }  # asked of the workers
             seen = sum(w["generated_tokens_total"] or 0 for w in rows.values())
-            answered(pair, 2)
+            answered(fleet, 2)
             until(
                 lambda: sum(w["generated_tokens_total"] or 0 for w in api.get("workers")) > seen, 10, "the tokens to be counted"
             )
@@ -95,12 +94,12 @@ def test_a_pair_that_runs_is_taken_on_shown_as_it_is_and_left_as_it_was(
             assert re.search(r"^d1 +decode +sglang 0\.5\.23 +armed +yes", text, re.MULTILINE)
             assert "no plugin" not in text
         else:
-            for w in pair.workers:
+            for w in fleet.workers:
                 assert re.search(rf"^{w.name} +{w.role} +sglang 0\.5\.23 +missing +no +no +no +yes$", text, re.MULTILINE)
-                assert f"{w.name}: no plugin: none is connected to {pair.socket(w)}" in text
+                assert f"{w.name}: no plugin: none is connected to {fleet.socket(w)}" in text
             assert "Refused: lending and giving prompts" in text and "peers_hold_stale_bootstrap" in text
-    assert answered(pair, 1).told() == before
-    assert {w["worker_type"] for w in httpx.get(f"{pair.router_url}/workers", timeout=5).json()["workers"]} == {
+    assert answered(fleet, 1).told() == before
+    assert {w["worker_type"] for w in httpx.get(f"{fleet.router_url}/workers", timeout=5).json()["workers"]} == {
         "prefill",
         "decode",
     }

@@ -20,7 +20,7 @@ from real_clients import is_idle, until
 from real_fleet import RealFleet, RealWorker
 from stub_sidecars import Grants, StubSidecar
 
-pytestmark = pytest.mark.fleet("pair")
+pytestmark = pytest.mark.fleet("trio")
 
 Ids = list[int]
 
@@ -64,7 +64,7 @@ class Halves(threading.Thread):
                         return
                     if line.startswith("data: {"):
                         said = json.loads(line[6:])
-                        self.ids = said.get("output_ids", self.ids)
+                        self.ids = [*self.ids, *said.get("output_ids", ())]
                         self.at_s.append(time.monotonic())
                         self.text = str(said.get("error", ""))
         except httpx.HTTPError as error:
@@ -155,21 +155,22 @@ def flip(worker: RealWorker, role: str) -> None:
 
 @contextmanager
 def with_stand_ins(fleet: RealFleet) -> Iterator[Pair]:
-    """The two workers of a running fleet, with stand-in sidecars that have heard of them."""
-    sidecars = tuple(StubSidecar(w.name, fleet.socket(w), w.bootstrap) for w in fleet.workers)
+    """A fleet's first two workers, with stand-in sidecars that have heard of them."""
+    workers = fleet.workers[:2]
+    sidecars = tuple(StubSidecar(w.name, fleet.socket(w), w.bootstrap) for w in workers)
     for sidecar in sidecars:
         sidecar.peers = sidecars
     try:
         until(lambda: all(s.samples_total > 2 for s in sidecars), 30, "samples of both workers")
-        yield Pair(*fleet.workers, *sidecars)
+        yield Pair(*workers, *sidecars)
     finally:
         for sidecar in sidecars:
             sidecar.close()
 
 
 @pytest.fixture(scope="module")
-def pair(bare_pair: RealFleet) -> Iterator[Pair]:
-    with with_stand_ins(bare_pair) as made:
+def pair(bare_trio: RealFleet) -> Iterator[Pair]:
+    with with_stand_ins(bare_trio) as made:
         yield made
 
 

@@ -19,11 +19,12 @@ from test_sglang_claims import Pair, eager, prompts, with_stand_ins
 # The prompts find room with the little that SGLang reserves for each, and none for what they then generate together.
 # Small chunks at the prefill worker: a claim is read between two of its forwards.
 LITTLE_KV = 2560
+ALIKE = "--incremental-streaming-output --disable-overlap-schedule"
 FUSED = replace(
     PAIR,
     flags={
-        "p1": "--max-total-tokens 32768 --chunked-prefill-size 512 --disable-overlap-schedule",
-        "d1": f"--max-total-tokens {LITTLE_KV} --num-reserved-decode-tokens 64 --disable-overlap-schedule",
+        "p1": f"{ALIKE} --max-total-tokens 32768 --chunked-prefill-size 512",
+        "d1": f"{ALIKE} --max-total-tokens {LITTLE_KV} --num-reserved-decode-tokens 64",
     },
     variables={"FLUIDPD_PLUGIN_FUSE": "on", **LITTLE_PATIENCE},
 )
@@ -60,8 +61,8 @@ def test_fused_chunks_change_no_output_and_give_everything_back(fused: Pair) -> 
 
 def test_a_borrowed_prompt_that_the_engine_retracts_goes_on_exactly(fused: Pair, fleet: RealFleet) -> None:
     """More generations than the KV can hold: SGLang takes running ones out again, borrowed ones too."""
-    asked, tokens = prompts(6, seed=21, low=250, high=350), 850
-    alone = [a.ids for i in range(0, 6, 2) for a in fused.ask_all(asked[i : i + 2], tokens)]
+    asked, tokens = prompts(4, seed=21, low=450, high=550), 600
+    alone = [a.ids for i in range(0, 4, 2) for a in fused.ask_all(asked[i : i + 2], tokens)]
     assert fleet.log("d1").count("Retract requests") == 0  # two at a time find room
     won = fused.count("claims_won_total")
     with fused.slow_prefill(1.0), eager(fused, tbt_slo_s=2.0).renewed():

@@ -4,47 +4,21 @@ the engine is unharmed. What FluidPD still does and what it refuses then is that
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from real_clients import Answer, Api, generate, is_idle, prompt, until
-from real_environment import SglangEnvironment
-from real_fleet import RealFleet, RealSpec
-
-FAKED = "0.5.99"
-CPU_ONLY = Path(__file__).resolve().parent.parent / "engine_contract" / "cpu_only"  # what a CPU needs, plugin or not
-ANOTHER_VERSION = f"""
-import fluidpd_cpu_only
-import sglang
-
-def register():
-    fluidpd_cpu_only.register()
-    sglang.__version__ = "{FAKED}"
-"""
-
+from real_fleet import FAKED, RealFleet, faked_spec
 
 pytestmark = pytest.mark.fleet("faked")
 
 
 @pytest.fixture(scope="module")
-def faked(start_fleet: Any, sglang_environment: SglangEnvironment) -> RealFleet:
-    fleet = start_fleet("faked", lambda folder: RealSpec(variables=variables(sglang_environment, folder)))
+def faked(start_fleet: Any) -> RealFleet:
+    fleet = start_fleet("faked", faked_spec)
     assert isinstance(fleet, RealFleet)
     return fleet
-
-
-def variables(environment: SglangEnvironment, folder: Path) -> dict[str, str]:
-    # A plugin of SGLang's that loads before ours, and gives the engine another version's name.
-    other = folder / "other"
-    (other / "another_version-0.dist-info").mkdir(parents=True)
-    (other / "another_version-0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: another-version\nVersion: 0\n")
-    points = "[sglang.srt.plugins]\nanother_version = another_version:register\n"
-    (other / "another_version-0.dist-info" / "entry_points.txt").write_text(points)
-    (other / "another_version.py").write_text(ANOTHER_VERSION)
-    path = environment.variables(folder / "plugin")["PYTHONPATH"]
-    return {"PYTHONPATH": f"{other}:{CPU_ONLY}:{path}"}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.fleet("whole")
 
 def test_a_peer_that_is_killed_does_not_break_the_stream(real_fleet: RealFleet, real_api: Api) -> None:
     p1, d1 = real_fleet.worker("p1"), real_fleet.worker("d1")
-    body = generate(prompt(20, 10), 1500)
+    body = generate(prompt(20, 10), 1000)
     calm = pair(p1, d1, "/generate", body)
     calm.join(120)
     moved = pair(p1, d1, "/generate", body)
