@@ -11,7 +11,7 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3 
 CHECK := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types imports unit test-gpu test-sglang soak format bench wheel clean
+.PHONY: help setup demo test lint types imports unit faults test-gpu test-sglang soak format bench wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -57,6 +57,9 @@ imports: setup ## the import contracts of docs/architecture.md
 unit: setup ## pytest alone; options in PYTEST_ARGS
 	$(BIN)/pytest $(PYTEST_ARGS)
 
+faults: setup ## processes killed, stopped and starved in every phase of a move, under load, 10 minutes (FLUIDPD_SEED)
+	FLUIDPD_TEST=faults $(BIN)/pytest -m faults tests/faults tests/fleet $(PYTEST_ARGS)
+
 test-gpu: setup ## the tests that need an NVIDIA GPU
 	$(BIN)/python -m pip install --quiet --editable '.[gpu]'
 	FLUIDPD_TEST=gpu $(BIN)/pytest -m gpu $(PYTEST_ARGS)
@@ -71,7 +74,7 @@ format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## the benchmarks under bench/, each printing its own numbers
+bench: setup ## the benchmarks under bench/, each printing its own numbers (a fleet of synthetic sidecars: python bench/fleet.py)
 	@for file in bench/tick.py bench/emulator_vs_simulator.py bench/arena.py; do \
 	  if [ -f "$$file" ]; then echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; fi; \
 	done

@@ -24,7 +24,7 @@ from fluidpd.policy.settings import PolicySettings
 from fluidpd.slo import nearest_rank
 from fluidpd.telemetry import Known, Snapshot
 
-SIZES = (8, 64, 256)
+SIZES = (8, 64, 256, 1000)
 LIMIT_S = {8: 0.005, 256: 0.050}
 
 

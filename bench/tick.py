@@ -1,9 +1,10 @@
 """What one decision costs: snapshot, derive and decide; SQL and sending apart. Prints p50 and p99 by fleet size, and the growth.
 
-    python bench/tick.py [--ticks 400] [--json]
+    python bench/tick.py [--ticks 400] [--judge thresholds] [--json]
 
 Fleets are busy: a quarter are prefill workers with 30 waiting prompts each, the rest decode beside 8 to 40 sequences. Samples
-arrive at the rate the controller asks for (20 Hz to 64 workers, 10 Hz to 256), so most ticks see some new ones.
+arrive at the rate the controller asks for (20 Hz to 64 workers, 10 Hz to 256, 5 Hz above), and decisions are made at the
+controller's period for such a fleet. The judge is the default one, which weighs alternatives every 200 ms: in p99, not in p50.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ import sys
 import time
 from dataclasses import replace
 from importlib.resources import files
+from typing import Any
 
+from controller.rates import sample_hz, tick_s
 from fluidpd.cost import parse_cost_table
 from fluidpd.indices import Targets, derive
 from fluidpd.names import Role, WorkerState
-from fluidpd.policy.decide import decide
+from fluidpd.policy.judges import JUDGES, judge_of
 from fluidpd.policy.memory import Memory
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.slo import nearest_rank
 from fluidpd.telemetry import Snapshot, WaitingPrompt, WorkerView, read
 
-SIZES = (8, 64, 256)
-LIMIT_S = {8: 0.001, 256: 0.010}
+SIZES = (8, 64, 256, 1000)
+LIMIT_S = {"thresholds": {8: 0.001, 256: 0.010}, "goodput": {8: 0.005, 256: 0.050}}
+KNOWN_AFTER_S = 3.0  # the judge by goodput watches for 2 s before it predicts
 TABLE = "h100_sxm|sglang|70B|w=fp8|kv=fp8|tp=2"
 
 
@@ -57,27 +61,31 @@ def fleet(size: int, now_s: float, rng: random.Random) -> list[WorkerView]:
     return found
 
 
-def measure(size: int, ticks: int) -> dict[str, float]:
+def measure(size: int, ticks: int, judge: str | None) -> dict[str, Any]:
     rng = random.Random(size)
     cost = parse_cost_table(files("config").joinpath("costs/h100_h200.json").read_text(), TABLE)
-    targets, settings, memory = Targets(step=cost), PolicySettings(residence_s=86400.0), Memory(started_s=-1e6)
+    settings = PolicySettings(residence_s=86400.0, **({"judge": judge} if judge else {}))
+    targets, memory, decide = Targets(step=cost), Memory(started_s=-1e6), judge_of(settings)
     workers = fleet(size, 0.0, rng)
-    hz = 20 if size <= 64 else 10
-    indices = None
+    period_s = tick_s(size, settings.tick_s)
+    every = max(1, round(1 / (sample_hz(size) * period_s)))  # ticks from one sample of a worker to its next
+    indices, unseen = None, round(KNOWN_AFTER_S / period_s)
     took, cpu = [], []
     gc.collect()
-    for tick in range(ticks):
-        now = tick * settings.tick_s
+    for tick in range(unseen + ticks):
+        now = tick * period_s
         for i in range(size):  # each worker's newest sample, at its own phase
-            if (tick + i) % round(1 / (hz * settings.tick_s)) == 0:
+            if (tick + i) % every == 0:
                 workers[i] = replace(workers[i], received_s=now)
         began, began_cpu = time.perf_counter(), time.thread_time()
         snapshot = Snapshot(now, tuple(workers))
         indices = derive(snapshot, targets, indices)
         _, memory = decide(snapshot, indices, memory, settings, now, targets)
-        took.append(time.perf_counter() - began)
-        cpu.append(time.thread_time() - began_cpu)
+        if tick >= unseen:
+            took.append(time.perf_counter() - began)
+            cpu.append(time.thread_time() - began_cpu)
     return {
+        "judge": settings.judge,
         "workers": size,
         "p50_ms": nearest_rank(took, 0.5) * 1e3,
         "p99_ms": nearest_rank(took, 0.99) * 1e3,
@@ -87,14 +95,19 @@ def measure(size: int, ticks: int) -> dict[str, float]:
 
 def main() -> None:
     ticks = int(sys.argv[sys.argv.index("--ticks") + 1]) if "--ticks" in sys.argv else 400
-    rows = [measure(size, ticks) for size in SIZES]
+    judge = sys.argv[sys.argv.index("--judge") + 1] if "--judge" in sys.argv else None
+    if judge is not None and judge not in JUDGES:
+        sys.exit(f"--judge {judge}: there are {', '.join(JUDGES)}")
+    rows = [measure(size, ticks, judge) for size in SIZES]
     if "--json" in sys.argv:
         print(json.dumps(rows))
         return
-    print(f"one decision (snapshot, derive, decide), {ticks} ticks a size; SQL and sending not included")
+    print(
+        f"one decision (snapshot, derive, decide), {ticks} ticks a size, judge {rows[0]['judge']}; SQL and sending not included"
+    )
     for row, before in zip(rows, [None, *rows], strict=False):
-        limit = LIMIT_S.get(int(row["workers"]))
-        words = f"{row['workers']:4.0f} workers  p50 {row['p50_ms']:7.3f} ms  p99 {row['p99_ms']:7.3f} ms"
+        limit = LIMIT_S[row["judge"]].get(row["workers"])
+        words = f"{row['workers']:4d} workers  p50 {row['p50_ms']:7.3f} ms  p99 {row['p99_ms']:7.3f} ms"
         words += f" (CPU time alone {row['cpu_p99_ms']:7.3f})"
         if before is not None:
             words += f"  x{row['p50_ms'] / before['p50_ms']:.1f} in time for x{row['workers'] / before['workers']:.0f} workers"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -68,6 +69,9 @@ class Parts:
         chosen["mode"] = "active" if self._active else "advisory"
         if secret_file is not None:
             chosen["security"]["fleet_secret_file"] = str(secret_file)
+        elif chosen["security"].get("tokens_file") and not chosen["security"].get("fleet_secret_file"):
+            # With tokens the link is guarded too, and the sidecars started here have none: they share a secret of this folder.
+            chosen["security"]["fleet_secret_file"] = str(self._new_secret())
         path = self._write("controller.yaml", chosen)
         try:
             settings = load_settings(path)
@@ -80,7 +84,8 @@ class Parts:
             )
         secret = settings.security.fleet_secret_file
         self._secret_file = Path(secret).absolute() if secret is not None else None
-        self._settings = chosen | {"database": {"url": settings.database.url}, "slo": settings.slo.model_dump()}
+        database = {"url": settings.database.url, "password_file": settings.database.password_file}
+        self._settings = chosen | {"database": database, "slo": settings.slo.model_dump()}
         for f in self._found:
             self._write(f"sidecar-{f.asked.name}.yaml", self._sidecar(f, next(self._ports)))
 
@@ -104,6 +109,13 @@ class Parts:
         if f.asked.admin_key_file is not None:
             config["admin_key_file"] = str(f.asked.admin_key_file)
         return config
+
+    def _new_secret(self) -> Path:
+        path = self.folder / "etc" / "fleet.secret"
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(f"{secrets.token_urlsafe(32)}\n", encoding="utf-8")
+        return path
 
     def _write(self, name: str, config: Mapping[str, Any]) -> Path:
         path = self.folder / "etc" / name
@@ -145,6 +157,7 @@ class Parts:
         given = {
             "DATABASE_URL": self._settings["database"]["url"],
             "CONTROLLER_URL": self.controller_url,
+            **({"DATABASE_PASSWORD_FILE": secret} if (secret := self._settings["database"]["password_file"]) else {}),
             **{key.upper(): identity[key] for key in ("cluster", "model", "pool") if key in identity},
         }
         # What the person set for the dashboard stays, a token's file above all.

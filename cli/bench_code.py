@@ -21,7 +21,7 @@ _DECIDING_MODULES = (*(f"fluidpd.simulator.{m}" for m in _DECIDING), "fluidpd.in
 _MEASURED_BY = {
     Task.RUN: ("cells", "watch", "bootstrap"),
     Task.GOODPUT: ("cells", "goodput", "factor"),
-    Task.BOUND: ("cells", "bound"),
+    Task.BOUND: ("cells", "bound", "fluid", "factor"),
 }
 
 

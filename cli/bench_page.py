@@ -38,6 +38,11 @@ WASTED = (
     "GPU-seconds in which a worker ran no step while a prompt waited somewhere in the fleet (looked at every 0.1 s; a move "
     "counts, a decode step with room to spare does not)"
 )
+FLUID = (
+    "Fluid bound: what no policy can carry, whatever its splits, lending and batching. Per set of windows of 5 s, the seconds of "
+    "prefill and of decode at their cheapest batching must not be more than all workers have, after the requests that cost most "
+    "there were left out; it knows beforehand what comes and how long every answer becomes, moves nothing, and waits for nothing."
+)
 
 
 def versions() -> str:
@@ -140,9 +145,16 @@ def _factors(r: Results, bed: str) -> list[dict[str, object]]:
         found = [r.factor(bed, workload, label, share) for share in GOODPUT_SHARES]
         return None if None in found else " / ".join("none" if f == 0 else f"{f:.2f}" for f in found)
 
-    return [
-        {"policy": label, **{w: shown(w, label) for w in r.workloads(bed, Task.GOODPUT)}} for label in r.labels(bed, Task.GOODPUT)
+    def bound(workload: str) -> str | None:
+        found = [r.factor_bound(bed, workload, share) for share in GOODPUT_SHARES]
+        return None if None in found else " / ".join(f"{f:.2f}" for f in found)
+
+    names = r.workloads(bed, Task.GOODPUT)
+    rows: list[dict[str, object]] = [
+        {"policy": label, **{w: shown(w, label) for w in names}} for label in r.labels(bed, Task.GOODPUT)
     ]
+    bounds = {w: bound(w) for w in names}
+    return [*rows, {"policy": "fluid bound", **bounds}] if any(bounds.values()) else rows
 
 
 def row_of(label: str, record: Record) -> dict[str, object]:
@@ -223,6 +235,8 @@ def page(command: str, r: Results, plots: Sequence[tuple[str, str]]) -> str:
     for bed in r.testbeds(Task.GOODPUT):
         text += [f"## Goodput on testbed {bed}: load factor at >= 99 % / >= 90 % (simulated)", ""]
         text += [*_markdown(_factors(r, bed), ("policy", *r.workloads(bed, Task.GOODPUT))), ""]
+        if any(r.factor_bound(bed, w, GOODPUT_SHARES[0]) is not None for w in r.workloads(bed, Task.GOODPUT)):
+            text += [*textwrap.wrap(FLUID, 130), ""]
     return "\n".join(text).rstrip() + "\n"
 
 

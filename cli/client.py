@@ -16,6 +16,8 @@ import typer
 from cli.output import Exit, fail, say
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 PREFIX = "/api/v1"
@@ -50,6 +52,24 @@ def read_token(environ: Mapping[str, str]) -> str | None:
     return token
 
 
+def tls_context(environ: Mapping[str, str]) -> ssl.SSLContext | bool:
+    """Whom to believe, and what to show: FLUIDPD_CA_FILE, FLUIDPD_CERT_FILE and FLUIDPD_KEY_FILE; True without any."""
+    import ssl
+
+    ca, certificate, key = (environ.get(name) for name in ("FLUIDPD_CA_FILE", "FLUIDPD_CERT_FILE", "FLUIDPD_KEY_FILE"))
+    if not ca and not certificate:
+        return True
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+        if certificate:
+            context.load_cert_chain(certificate, key or None)
+    except (OSError, ssl.SSLError) as problem:
+        raise CallFailed(
+            f"FLUIDPD_CA_FILE, FLUIDPD_CERT_FILE or FLUIDPD_KEY_FILE cannot be used: {problem}", Exit.CONFIG
+        ) from problem
+    return context
+
+
 class Api:
     """A connection to one controller."""
 
@@ -70,7 +90,13 @@ class Api:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         self.server = server.rstrip("/")
-        self._http = httpx.Client(base_url=self.server + PREFIX, headers=headers, timeout=timeout_s, transport=transport)
+        self._http = httpx.Client(
+            base_url=self.server + PREFIX,
+            headers=headers,
+            timeout=timeout_s,
+            transport=transport,
+            verify=tls_context(os.environ) if url.scheme == "https" else True,
+        )
 
     def __enter__(self) -> Api:
         return self

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cli.output import emit_json
+from cli.output import Exit, emit_json, fail
 from cli.serving import settings_or_exit
 
 app = typer.Typer(help="Settings: check, schema, show.", no_args_is_help=True)
@@ -18,6 +19,7 @@ app = typer.Typer(help="Settings: check, schema, show.", no_args_is_help=True)
 class Part(StrEnum):
     CONTROLLER = "controller"
     SIDECAR = "sidecar"
+    DASHBOARD = "dashboard"
 
 
 PartOption = Annotated[Part, typer.Option("--part", help="whose settings")]
@@ -29,6 +31,12 @@ def load(part: Part, file: Path | None) -> Any:
         from sidecar.settings import load_settings as load_sidecar
 
         return settings_or_exit(lambda: load_sidecar(file), "config")
+    if part is Part.DASHBOARD:
+        from dashboard.settings import DashboardSettings
+
+        if file is not None:
+            fail("the dashboard has no settings file: its settings are variables, FLUIDPD_DASHBOARD__...", Exit.USAGE)
+        return settings_or_exit(DashboardSettings, "config")
     from controller.settings import load_settings as load_controller
 
     return settings_or_exit(lambda: load_controller(file, os.environ, {}), "config")
@@ -60,6 +68,11 @@ def schema(part: PartOption = Part.CONTROLLER) -> None:
 
         emit_json(SidecarSettings.model_json_schema())
         return
+    if part is Part.DASHBOARD:
+        from dashboard.settings import DashboardSettings
+
+        emit_json(DashboardSettings.model_json_schema())
+        return
     from controller.settings import schema as controller_schema
 
     emit_json(controller_schema())
@@ -75,9 +88,18 @@ def show(file: FileArgument = None, part: PartOption = Part.CONTROLLER) -> None:
       fluidpd config show /etc/fluidpd/fluidpd.yaml
     """
     settings = load(part, file)
-    if part is Part.SIDECAR:
-        emit_json(settings.model_dump(mode="json"))
+    if part is not Part.CONTROLLER:
+        emit_json(masked(settings.model_dump(mode="json")))
         return
     from controller.settings import redacted
 
     emit_json(redacted(settings))
+
+
+def masked(value: Any) -> Any:
+    """What an address holds between // and @ is a secret, wherever it stands."""
+    if isinstance(value, dict):
+        return {key: masked(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [masked(inner) for inner in value]
+    return re.sub(r"(?<=://)[^/@\s]+@", "***@", value) if isinstance(value, str) else value

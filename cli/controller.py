@@ -15,6 +15,9 @@ def controller(
     config: Annotated[Path | None, typer.Option("--config", "-c", envvar="FLUIDPD_CONFIG", help="YAML file")] = None,
     host: Annotated[str | None, typer.Option("--host", help="address to listen on; loopback unless a tokens file is set")] = None,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535)] = None,
+    insecure_no_auth: Annotated[
+        bool, typer.Option("--insecure-no-auth", help="listen beyond loopback without tokens: anybody there may move workers")
+    ] = False,
     mode: Annotated[str | None, typer.Option("--mode", help="active, or advisory: decide and record, send nothing")] = None,
 ) -> None:
     """Run the controller: collects, decides, dispatches, remembers. Stop it with Ctrl-C or SIGTERM.
@@ -28,7 +31,11 @@ def controller(
     """
     from controller.settings import load_settings
 
-    overrides: dict[str, object] = given(server=given(host=host, port=port) or None, mode=mode)
+    overrides: dict[str, object] = given(
+        server=given(host=host, port=port) or None,
+        mode=mode,
+        security={"insecure_no_auth": True} if insecure_no_auth else None,
+    )
     settings = settings_or_exit(lambda: load_settings(config, os.environ, overrides), "controller")
 
     from controller.serve import serve

@@ -12,6 +12,9 @@ from cli.serving import given, run, settings_or_exit
 def dashboard(
     host: Annotated[str | None, typer.Option("--host", help="address to listen on")] = None,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535)] = None,
+    insecure_no_auth: Annotated[
+        bool, typer.Option("--insecure-no-auth", help="listen beyond loopback: whoever opens the page acts with its token")
+    ] = False,
     controller_url: Annotated[str | None, typer.Option("--controller-url", help="the controller's API", metavar="URL")] = None,
 ) -> None:
     """Run the dashboard: shows the records, acts only through the controller's API.
@@ -24,7 +27,7 @@ def dashboard(
     """
     from dashboard.settings import DashboardSettings
 
-    flags = given(host=host, port=port, controller_url=controller_url)
+    flags = given(host=host, port=port, controller_url=controller_url, insecure_no_auth=insecure_no_auth or None)
     settings = settings_or_exit(lambda: DashboardSettings(**flags), "dashboard")
 
     from dashboard.serve import serve

@@ -71,6 +71,9 @@ class FleetSpec:
     plugin: bool | None = None  # whether the engines have FluidPD's plugin; None: exactly if there are sidecars
     sidecar_of: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of one worker's sidecar
     controller: dict[str, Any] = field(default_factory=dict)  # sections beside policy and slo
+    database_url: str = ""  # empty: a SQLite file of the fleet's own
+    standbys: int = 0  # controllers beside the first, which need a PostgreSQL
+    env_of: dict[str, dict[str, str]] = field(default_factory=dict)  # environment of one child, by its name
     # Of emulated workers only.
     cost_key: str = "h100_sxm|sglang|70B|w=fp8|kv=fp8|tp=2"
     workers_per_process: int = 4
@@ -169,14 +172,17 @@ class Fleet:
         self.spec, self.folder = spec, folder
         self.engines: Engines = engines or EmulatedWorkers()
         count = spec.prefill + spec.decode
-        ports = iter(free_ports(4 * count + 4))
+        ports = iter(free_ports(4 * count + 4 + spec.standbys))
         self.workers = tuple(self._worker(i, ports) for i in range(count))
         self.router_port = spec.router_port or next(ports)
         self.router_metrics_port = next(ports)
         self.controller_port = spec.controller_port or next(ports)
         self.dashboard_port = spec.dashboard_port or next(ports)
+        # By name of the child: the first leads at the start, the others stand by.
+        self.controller_ports = {"controller": self.controller_port}
+        self.controller_ports |= {f"controller-{n + 2}": next(ports) for n in range(spec.standbys)}
         self.children: dict[str, Child] = {}
-        self.database_url = f"sqlite+aiosqlite:///{folder / 'fluidpd.db'}"
+        self.database_url = spec.database_url or f"sqlite+aiosqlite:///{folder / 'fluidpd.db'}"
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         (folder / "etc").mkdir(exist_ok=True)
 
@@ -231,13 +237,17 @@ class Fleet:
             self.launch("router", self._router_argv(), niceness=0)
             self.wait(f"{self.router_url}/readiness", 60, "the router")
         if spec.control:
-            config = self._controller_config()
             say("starting the controller, one sidecar per worker" + (", the dashboard" if spec.dashboard else ""))
-            self.launch("controller", fluidpd_argv("controller", "--config", str(config)), niceness=3)
+            for name, port in self.controller_ports.items():
+                config = self._controller_config(name, port)
+                self.launch(name, fluidpd_argv("controller", "--config", str(config)), niceness=3)
+                if spec.standbys and name == "controller":  # it shall be the one that leads
+                    self.wait(f"{self.controller_url}/healthz/live", 40, "the controller")
         if not self.engines.sidecars_first:
             self._start_sidecars()
         if spec.control:
-            self.wait(f"{self.controller_url}/healthz/live", 40, "the controller")
+            for name, port in self.controller_ports.items():
+                self.wait(f"http://127.0.0.1:{port}/healthz/live", 40, f"the {name}")
             if spec.dashboard:
                 argv = fluidpd_argv("dashboard", "--port", str(self.dashboard_port))
                 self.launch("dashboard", argv, niceness=8, env=self._dashboard_env())
@@ -285,7 +295,8 @@ class Fleet:
     def launch(self, name: str, argv: list[str], *, niceness: int = 0, env: Mapping[str, str] | None = None) -> Child:
         """Start a child. No setting of the person who starts the fleet leaks into it."""
         niceness = niceness if self.engines.keeps_time else 0
-        child = launched(name, argv, self.folder / "logs", niceness=niceness, env=env)
+        own = {**(env or {}), **self.spec.env_of.get(name, {})}
+        child = launched(name, argv, self.folder / "logs", niceness=niceness, env=own)
         self.children[name] = child
         return child
 
@@ -306,10 +317,10 @@ class Fleet:
             argv += ["--prefill", w.url, str(w.bootstrap_port)] if w.role is Role.PREFILL else ["--decode", w.url]
         return argv
 
-    def _controller_config(self) -> Path:
+    def _controller_config(self, name: str, port: int) -> Path:
         config = {
             "mode": self.spec.mode,
-            "server": {"port": self.controller_port},
+            "server": {"port": port},
             "database": {"url": self.database_url},
             "router": {"url": self.router_url},
             "slo": self.spec.slo,
@@ -317,7 +328,7 @@ class Fleet:
             **self.engines.settings(self),
             **self.spec.controller,
         }
-        return self._write("controller.yaml", config)
+        return self._write(f"{name}.yaml", config)
 
     def _sidecar_config(self, w: WorkerSpec) -> Path:
         config = {
@@ -326,7 +337,7 @@ class Fleet:
             "bootstrap_port": w.bootstrap_port,
             "engine": self.engines.kind,
             "port": w.sidecar_port,
-            "controller_url": f"ws://127.0.0.1:{self.controller_port}/link",
+            "controller_url": ",".join(f"ws://127.0.0.1:{port}/link" for port in self.controller_ports.values()),
             "plugin_socket": str(self.socket(w)),
             "state_dir": str(self.folder / f"sidecar-{w.name}"),
             "slo": self.spec.slo,

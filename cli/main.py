@@ -7,13 +7,25 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from cli import attach, bench, config, controller, dashboard, db, emulate, operate, sidecar, status, version
+from cli import attach, bench, certs, config, controller, dashboard, db, emulate, operate, sidecar, status, token, version
+
+
+class Careful(TyperGroup):
+    """Looks at the whole command line before any of it is understood: a mistyped option must not swallow a secret."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        token.refuse_secrets(args)
+        return super().parse_args(ctx, args)
+
 
 app = typer.Typer(
     name="fluidpd",
+    cls=Careful,
     help="FluidPD: an elastic prefill/decode fleet of SGLang workers, in place. Exit codes: docs/cli.md.",
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: quick, and readable in a log
@@ -49,6 +61,8 @@ for _part in (attach.attach, controller.controller, sidecar.sidecar, dashboard.d
     app.command()(_part)
 
 app.add_typer(bench.app, name="bench")
+app.add_typer(token.app, name="token")
+app.add_typer(certs.app, name="certs")
 app.add_typer(db.app, name="db")
 app.add_typer(config.app, name="config")
 app.command("version")(version.version)

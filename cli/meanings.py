@@ -64,7 +64,6 @@ MEANINGS: dict[str, str] = {
     # dashboard; the sidecar's has the same name and another meaning
     "DashboardSettings.controller_url": "the controller's API, for actions and the live stream",
     "DashboardSettings.controller_token_file": "a file that holds the token",
-    "SidecarSettings.controller_url": "the link of the controller; the sidecar dials it",
     # emulator
     "workers[].name": "name of the worker; it must be the sidecar's `worker`",
     "workers[].role": "its role at the start",

@@ -92,20 +92,25 @@ def pause(
     context: typer.Context,
     reason: ReasonOption = "",
     ttl: TtlOption = "1h",
+    roll_back: Annotated[
+        bool, typer.Option("--roll-back", help="open moves go back, up to the switch, instead of finishing")
+    ] = False,
     dry_run: DryRunOption = False,
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Format.TABLE,
     timeout: TimeoutOption = 10.0,
 ) -> None:
-    """Stop automation: no new grant, no new move. Open moves finish or go home; the fleet keeps serving. At most 24 hours.
+    """Stop automation: no new grant, no new move. Open moves finish, or go back as chosen. At most 24 hours.
 
     \b
     Examples:
       fluidpd pause --reason "incident 17: hands off" --ttl 2h
+      fluidpd pause --reason "incident 17: hands off" --roll-back
     """
     said, seconds = reason_of(reason), parse_span(ttl)
+    body = {"reason": said, "ttl_s": seconds} | ({"roll_back": True} if roll_back else {})
     with reaching(context, server, timeout) as api:
-        answer = act(api, "POST", "/pause", {"reason": said, "ttl_s": seconds}, dry_run)
+        answer = act(api, "POST", "/pause", body, dry_run)
     until = (
         moment(answer.get("expires_wall_s"))
         if isinstance(answer, Mapping) and answer.get("expires_wall_s")

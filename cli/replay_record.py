@@ -42,8 +42,8 @@ async def replay_record(
     from controller.store.engine import StoreUnavailable, make_engine, sqlite_path
     from controller.store.queries import Queries
 
-    url, own = _where(url, config)
     try:
+        url, own = _where(url, config)
         path = sqlite_path(url)
         if path is not None and not path.exists():
             fail(f"there is no database {path}: check --from, or --config", Exit.USAGE)
@@ -65,9 +65,10 @@ def _where(url: str | None, config: Path | None) -> tuple[str, Scope]:
 
     from cli.serving import settings_or_exit
     from controller.settings import load_settings
+    from controller.store.engine import address
 
     settings = settings_or_exit(lambda: load_settings(config, os.environ, {}), "replay")
-    return url or settings.database.url, settings.identity.scope
+    return url or address(settings.database.url, settings.database.password_file), settings.identity.scope
 
 
 async def _scope(queries: Queries, own: Scope) -> Scope:

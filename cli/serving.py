@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
+from cli.failpoint import arm_from
 from cli.output import Exit, fail
 
 Settings = TypeVar("Settings")
@@ -53,6 +55,7 @@ def run(serve: Callable[[], Coroutine[Any, Any, None]], what: str, address: str)
     """Run a server until it stops. `address` is what it listens on, for the sentence about a busy port."""
     import uvloop
 
+    arm_from(os.environ)
     before = signal.signal(signal.SIGTERM, stop_cleanly)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -16,6 +16,9 @@ def sidecar(
     worker_url: Annotated[str | None, typer.Option("--worker-url", help="the engine's HTTP address", metavar="URL")] = None,
     controller_url: Annotated[str | None, typer.Option("--controller-url", help="the controller's link", metavar="URL")] = None,
     host: Annotated[str | None, typer.Option("--host", help="address to listen on")] = None,
+    insecure_no_auth: Annotated[
+        bool, typer.Option("--insecure-no-auth", help="listen beyond loopback without a fleet secret: anybody there is a peer")
+    ] = False,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535)] = None,
 ) -> None:
     """Run the sidecar of one worker: senses it, carries out commands, keeps it serving when the controller is gone.
@@ -28,7 +31,14 @@ def sidecar(
     """
     from sidecar.settings import load_settings
 
-    flags = given(worker=worker, worker_url=worker_url, controller_url=controller_url, host=host, port=port)
+    flags = given(
+        worker=worker,
+        worker_url=worker_url,
+        controller_url=controller_url,
+        host=host,
+        port=port,
+        insecure_no_auth=insecure_no_auth or None,
+    )
     settings = settings_or_exit(lambda: load_settings(config, flags), "sidecar")
 
     from sidecar.serve import serve

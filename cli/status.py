@@ -49,6 +49,8 @@ def status(
         typer.echo(f"{label:<12} {value}")
     for trouble in troubles:
         typer.echo(f"{'trouble':<12} {trouble}")
+    if seen.get("insecure"):
+        typer.echo(f"{'insecure':<12} {cell(seen['insecure'])}")
     for note in seen.get("attention") or ():
         typer.echo(f"{'attention':<12} {note}")
 
@@ -79,7 +81,8 @@ def answers(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(
             ("paused", f"by {cell(pause.get('actor'))} until {moment(pause.get('expires_wall_s'))}: {cell(pause.get('reason'))}")
         )
-    leading = "leading" if seen.get("leading") else "standby"
+    leader = f" of {seen['leader']}" if seen.get("leader") else ""
+    leading = "leading" if seen.get("leading") else f"standby{leader}"
     lines += [
         ("controller", f"{leading}, epoch {cell(seen.get('epoch'))}, version {cell(seen.get('version'))}"),
         ("engines", cell(engines) + (" (emulated: no GPU behind these numbers)" if "emulated" in engines else "")),

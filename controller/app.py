@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.responses import JSONResponse
 
 from controller.guardrails import Guardrails
 from controller.link import link_router
 from controller.metrics import Metrics
 from controller.routes import problems
-from controller.routes.access import read_tokens
+from controller.routes.access import Door, declare_scopes, needs
 from controller.routes.acts import acts
 from controller.routes.live import probes, stream_route
 from controller.routes.ports import ControllerPort
 from controller.routes.reads import reads
+from controller.security.audit import Audit, Refusals
+from controller.security.tokens import book_of
 from controller.settings import ControllerSettings
 from controller.store.queries import Queries
 from controller.store.writes import Store
@@ -44,7 +47,9 @@ _PROBLEM = {
         }
     },
 }
-_RESPONSES: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 403, 404, 409, 413, 415, 422, 429, 503), _PROBLEM)
+_RESPONSES: dict[int | str, dict[str, Any]] = dict.fromkeys(
+    (400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 503), _PROBLEM
+)
 
 
 def create_app(
@@ -57,20 +62,41 @@ def create_app(
     link: APIRouter | None = None,
 ) -> FastAPI:
     """`link` carries the sidecars' WebSocket; without it the control side's own is mounted. Raises ConfigError."""
-    # Interactive documentation needs scripts from elsewhere; the schema itself is served.
+    # Interactive documentation needs scripts from elsewhere; the schema itself is served, to whoever may read.
     app = FastAPI(
-        title="FluidPD controller", version=VERSION, docs_url=None, redoc_url=None, openapi_url=f"{PREFIX}/openapi.json"
+        title="FluidPD controller", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
-    app.state.tokens = read_tokens(settings.security.tokens_file)
+    app.state.door = Door(settings.security, book_of(settings.security.tokens_file))
+    audit = Audit(store, hub)
     problems.install(app)
-    for routes in (reads(settings, controller, queries), acts(controller, store, hub), stream_route(hub)):
+    api = (reads(settings, controller, queries), acts(controller, audit), stream_route(hub))
+    around = (probes(controller, store, Metrics(controller, store, hub)), link_router(controller) if link is None else link)
+    for part in (*api, *around):
+        declare_scopes(part.routes)
+    for routes in api:
         app.include_router(routes, prefix=PREFIX, responses=_RESPONSES)
-    app.include_router(
-        probes(controller, store, Metrics(controller, store, hub)), responses={401: _PROBLEM, 403: _PROBLEM, 503: _PROBLEM}
-    )
-    app.include_router(link_router(controller) if link is None else link)
+    for routes in around:
+        app.include_router(routes, responses=dict.fromkeys((401, 403, 429, 503), _PROBLEM))
+    app.add_api_route(f"{PREFIX}/openapi.json", _schema_of(app), dependencies=[Depends(needs("read"))], include_in_schema=False)
+    declare_scopes(app.routes)  # whatever is added here one day
     app.add_middleware(Guardrails, hosts=_hosts(settings))
+    app.add_middleware(Refusals, note=audit.note, prefix=PREFIX)  # outermost: it sees what the others refuse
     return app
+
+
+def _schema_of(app: FastAPI) -> Any:
+    async def schema() -> JSONResponse:
+        return JSONResponse(openapi_of(app))
+
+    return schema
+
+
+def openapi_of(app: FastAPI) -> dict[str, Any]:
+    """The API's description. Every operation says which scope it needs, as `x-fluidpd-scope`."""
+    found = app.openapi()
+    scheme = {"type": "http", "scheme": "bearer", "description": "`fluidpd token create`"}
+    found.setdefault("components", {}).setdefault("securitySchemes", {})["token"] = scheme
+    return found
 
 
 def _hosts(settings: ControllerSettings) -> frozenset[str] | None:

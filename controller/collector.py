@@ -47,6 +47,7 @@ class Collector:
         self.mode = mode
         self._pins: dict[str, tuple[PinRow, float]] = {}
         self._pause: tuple[PauseRow, float] | None = None
+        self.lapsed: list[PinRow | PauseRow] = []  # whose time is over, until the database says so too
         self._spans = {name: _Span() for name in INDEX_NAMES}
         self._second: int | None = None
 
@@ -70,6 +71,7 @@ class Collector:
 
     def pause(self, now_s: float) -> PauseRow | None:
         if self._pause is not None and now_s >= self._pause[1]:
+            self.lapsed.append(self._pause[0])
             self._pause = None
         return self._pause[0] if self._pause else None
 
@@ -78,9 +80,10 @@ class Collector:
         return held[0] if held else None
 
     def let_expire(self, now_s: float) -> None:
-        for worker, (_, until_s) in list(self._pins.items()):
+        for worker, (row, until_s) in list(self._pins.items()):
             if now_s >= until_s:
                 self.release_pin(worker)
+                self.lapsed.append(row)
         self.pause(now_s)
 
     def repin(self) -> None:

@@ -5,9 +5,11 @@ Never decides, and never acts when it is not permitted: in a pause open moves fi
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from typing import Any
 
 from controller.clock import Clock
 from controller.grants import Grants
@@ -65,6 +67,7 @@ class Dispatcher:
         self._clock = clock
         self._policy = policy
         self._started_s = clock.now()
+        self._hearing: set[asyncio.Task[None]] = set()
         self.on_begun: Callable[[TransitionRow], None] = lambda _row: None
         self._no_begin_until_s = self._started_s + policy.first_flip_after_s
 
@@ -106,6 +109,23 @@ class Dispatcher:
     # ------------------------------------------------------------ in
 
     async def receipt(self, receipt: Receipt) -> None:
+        await self._to_its_end(self._receipt(receipt))
+
+    async def report(self, report: PhaseReport) -> None:
+        await self._to_its_end(self.moves.report(report))
+
+    async def greeted(self, w: Worker, hello: Hello) -> None:
+        self._outbox.reconnected(w.name)
+        await self._to_its_end(self.moves.greeted(w, hello))
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """A connection that breaks cancels who reads it, and a move that was advanced by half would be stuck for ever."""
+        task = asyncio.ensure_future(work)
+        self._hearing.add(task)
+        task.add_done_callback(self._hearing.discard)
+        await asyncio.shield(task)
+
+    async def _receipt(self, receipt: Receipt) -> None:
         w = self._registry.get(receipt.worker)
         if w is None or receipt.incarnation != w.incarnation:
             self._registry.counts["old_incarnation"] += 1
@@ -114,13 +134,6 @@ class Dispatcher:
         body = self._outbox.answered(receipt)
         if body is not None:
             await self.moves.answered(body, receipt)
-
-    async def report(self, report: PhaseReport) -> None:
-        await self.moves.report(report)
-
-    async def greeted(self, w: Worker, hello: Hello) -> None:
-        self._outbox.reconnected(w.name)
-        await self.moves.greeted(w, hello)
 
     # ------------------------------------------------------------ the router's list
 
@@ -150,4 +163,5 @@ class Dispatcher:
                 self.routing.want(w, w.role, give_up_s=MEMBERSHIP_EVERY_S)
 
     async def close(self) -> None:
+        await asyncio.gather(*self._hearing, return_exceptions=True)
         await self.routing.close()

@@ -5,9 +5,7 @@ Never stores a renewal, and never sends anything once acting is not permitted: a
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -15,7 +13,7 @@ from controller.clock import Clock
 from controller.outbox import NotRecorded, Outbox
 from controller.registry import Registry, Worker
 from fluidpd.command import GrantTerms, PrefillPeer, Receipt, RevokeTerms
-from fluidpd.indices import Indices
+from fluidpd.indices import Indices, WorkerPressure
 from fluidpd.names import Answer, Role, WorkerState
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.slo import SloTargets
@@ -24,6 +22,7 @@ from fluidpd.telemetry import Snapshot, WorkerView
 log = logging.getLogger(__name__)
 
 ROOMS_PER_PEER = 64
+PEERS_PER_GRANT = 64  # the longest queues; a fleet with more prefill workers than these borrows from the others later
 REFUSED_WAIT_S = 1.0
 REVOKE_TTL_S = 2.0
 
@@ -35,6 +34,11 @@ class _Held:
     renewed_s: float
     incarnation: int
     ids: list[str] = field(default_factory=list)  # newest few, so that a refusal can be told apart from an old one
+
+    def renewed(self, now_s: float, id_: str | None) -> None:
+        self.renewed_s = now_s
+        if id_ is not None:
+            self.ids = [*self.ids[-3:], id_]
 
 
 class Grants:
@@ -50,6 +54,7 @@ class Grants:
         self._wait_until_s: dict[str, float] = {}
         self.manual: dict[str, float] = {}
         self.refused: dict[str, str] = {}
+        self._peers: dict[str, tuple[WorkerPressure, PrefillPeer]] = {}
 
     def lends(self, worker: str) -> bool:
         return worker in self._held
@@ -69,33 +74,33 @@ class Grants:
         self._wait_until_s.pop(worker, None)
         self.manual.pop(worker, None)
         self.refused.pop(worker, None)
+        self._peers.pop(worker, None)
 
-    async def renew(
-        self,
-        wanted: tuple[str, ...],
-        snapshot: Snapshot,
-        indices: Indices,
-        durable: bool,
-        changed: Callable[[], None] = lambda: None,
-    ) -> None:
+    async def renew(self, wanted: tuple[str, ...], snapshot: Snapshot, indices: Indices, durable: bool) -> None:
         """Bring the grants in line with who shall lend. New grants need a record, so none is made while the store is down."""
         now_s = snapshot.now_s
         self.manual = {w: until_s for w, until_s in self.manual.items() if now_s < until_s}
         for worker in [w for w, held in self._held.items() if now_s - held.renewed_s > self._policy.grant_ttl_s]:
             del self._held[worker]  # it could not be renewed and is dead by now
+        if not wanted and not self.manual and not self._held:
+            return
         views = {w.name: w for w in snapshot.workers}
         names = {*wanted, *self.manual}
         lenders = {n for n in names if n in views and views[n].role is Role.DECODE and views[n].state is WorkerState.SERVING}
-        for worker in [w for w in self._held if w not in lenders]:
-            await self._revoke(worker, durable, "no longer asked to lend")
-            changed()
-        due = [n for n in sorted(lenders) if self._due(views[n], now_s, durable)]
-        if not due:
+        if stopped := [w for w in self._held if w not in lenders]:
+            await self._revoke(stopped, durable, "no longer asked to lend")
+        due = [views[n] for n in sorted(lenders) if self._due(views[n], now_s, durable)]
+        if not due or (terms := self._terms(indices, now_s)) is None:
             return
-        terms = self._terms(indices, now_s)
-        if terms is None:
-            return
-        await asyncio.gather(*(self._grant(views[worker], terms, now_s, changed) for worker in due))
+        fresh = []
+        for w in due:
+            held = self._held.get(w.name)
+            if held is not None and held.incarnation == w.incarnation:
+                held.renewed(now_s, self._outbox.post(w.name, terms, self._policy.grant_ttl_s))
+            else:
+                fresh.append(w)
+        if fresh:
+            await self._begin(fresh, terms, now_s)
 
     def _due(self, w: WorkerView, now_s: float, durable: bool) -> bool:
         if w.age_s(now_s) > self._policy.grant_max_age_s or now_s < self._wait_until_s.get(w.name, 0.0):
@@ -105,34 +110,28 @@ class Grants:
             return durable
         return now_s - held.renewed_s >= self._policy.grant_renew_s
 
-    async def _grant(self, w: WorkerView, terms: GrantTerms, now_s: float, changed: Callable[[], None]) -> None:
-        held = self._held.get(w.name)
-        ttl_s = self._policy.grant_ttl_s
-        if held is not None and held.incarnation == w.incarnation:
-            id_ = self._outbox.post(w.name, terms, ttl_s)
-        else:
-            try:
-                id_ = await self._outbox.post_recorded(w.name, terms, ttl_s, keep=False)
-            except NotRecorded as error:
-                log.warning("%s", error)
-                self._wait_until_s[w.name] = now_s + REFUSED_WAIT_S
-                return
-            held = self._held[w.name] = _Held(now_s, w.incarnation)
-            changed()
-        held.renewed_s = now_s
-        if id_ is not None:
-            held.ids = [*held.ids[-3:], id_]
+    async def _begin(self, lenders: list[WorkerView], terms: GrantTerms, now_s: float) -> None:
+        try:
+            ids = await self._outbox.post_all([w.name for w in lenders], terms, self._policy.grant_ttl_s)
+        except NotRecorded as error:
+            log.warning("%s", error)
+            self._wait_until_s |= dict.fromkeys((w.name for w in lenders), now_s + REFUSED_WAIT_S)
+            return
+        for w in lenders:
+            self._held[w.name] = _Held(now_s, w.incarnation, [ids[w.name]])
 
-    async def _revoke(self, worker: str, durable: bool, why: str) -> None:
-        del self._held[worker]
+    async def _revoke(self, workers: list[str], durable: bool, why: str) -> None:
+        for worker in workers:
+            del self._held[worker]
         terms = RevokeTerms(why=why)
         if durable:
             try:
-                await self._outbox.post_recorded(worker, terms, REVOKE_TTL_S, keep=False)
+                await self._outbox.post_all(workers, terms, REVOKE_TTL_S)
                 return
             except NotRecorded as error:
                 log.warning("%s", error)
-        self._outbox.post(worker, terms, REVOKE_TTL_S)  # taking a permission back is safe without a record
+        for worker in workers:
+            self._outbox.post(worker, terms, REVOKE_TTL_S)  # taking a permission back is safe without a record
 
     def answered(self, receipt: Receipt) -> None:
         """A sidecar that refuses a grant is left alone for a moment."""
@@ -147,11 +146,13 @@ class Grants:
             del self._held[receipt.worker]
 
     def _terms(self, indices: Indices, now_s: float) -> GrantTerms | None:
-        peers = tuple(p for w in self._registry if w.role is Role.PREFILL and (p := self._peer(w, indices, now_s)) is not None)
+        peers = [p for w in self._registry if w.role is Role.PREFILL and (p := self._peer(w, indices, now_s)) is not None]
         if not peers:
             return None
+        if len(peers) > PEERS_PER_GRANT:
+            peers.sort(key=lambda p: -p.backlog_s)
         return GrantTerms(
-            prefill=peers,
+            prefill=tuple(peers[:PEERS_PER_GRANT]),
             max_outstanding_tokens=self._policy.max_outstanding_tokens,
             tbt_slo_s=self._slo.tbt_s,
             ttft_slo_s=self._slo.ttft_s,
@@ -166,13 +167,20 @@ class Grants:
         if state not in (WorkerState.SERVING, WorkerState.SLOW) or w.age_s(now_s) > self._policy.flip_max_age_s:
             return None
         pressure = indices.workers.get(w.name)
-        host = urlsplit(w.url).hostname
-        if pressure is None or w.queue is None or w.bootstrap_port is None or host is None:
+        if pressure is None or w.queue is None or w.bootstrap_port is None:
             return None
-        return PrefillPeer(
+        known = self._peers.get(w.name)
+        if known is not None and known[0] is pressure:
+            return known[1]  # nothing was heard of it since
+        host = urlsplit(w.url).hostname
+        if host is None:
+            return None
+        peer = PrefillPeer(
             worker=w.name,
             sidecar_url=w.sidecar_url,
             bootstrap=f"[{host}]:{w.bootstrap_port}" if ":" in host else f"{host}:{w.bootstrap_port}",
             backlog_s=pressure.backlog_s,
-            etas_s=dict(pressure.etas_s[:ROOMS_PER_PEER]),
+            etas_s={room: round(eta_s, 3) for room, eta_s in pressure.etas_s[:ROOMS_PER_PEER]},
         )
+        self._peers[w.name] = pressure, peer
+        return peer

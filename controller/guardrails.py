@@ -1,12 +1,11 @@
-"""What stands before every route: security headers, the Host check, no cross-site writes, bodies of a bounded size.
+"""What stands before every route: security headers, the Host check, no cross-site writes, bodies of a bounded size and age.
 
 Never asks who it is: tokens are the routes' business, and the sidecars' link has a secret of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from typing import Any
+import asyncio
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from controller.routes.problems import answer
 
 MAX_BODY_BYTES = 64 * 1024
+BODY_WITHIN_S = 10.0
 _SAFE = {"GET", "HEAD", "OPTIONS"}
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -27,8 +27,8 @@ _HEADERS = (
 class Guardrails:
     """`hosts`: the names this server answers to; None answers to any (a proxy and tokens guard it then)."""
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
-        self._app, self._hosts = app, hosts
+    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None, body_within_s: float = BODY_WITHIN_S) -> None:
+        self._app, self._hosts, self._body_within_s = app, hosts, body_within_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope.get("headers", ())}
@@ -45,47 +45,84 @@ class Guardrails:
                 _add_headers(message)
             await send(message)
 
-        refusal = self._refusal(scope["method"], headers)
-        if refusal is not None:
-            await answer(*refusal)(scope, receive, guarded_send)
+        try:
+            self._judge(scope["method"], headers)
+            if scope["method"] not in _SAFE:
+                receive = _again(await self._body(receive), receive)
+        except _Refused as error:
+            await answer(error.status, str(error), error.headers, rule=error.rule)(scope, receive, guarded_send)
             return
-        await self._app(scope, _Bounded(receive), guarded_send)
+        except _Gone:
+            return
+        await self._app(scope, receive, guarded_send)
 
-    def _refusal(self, method: str, headers: dict[str, str]) -> tuple[int, str] | None:
+    def _judge(self, method: str, headers: dict[str, str]) -> None:
         host = _name(headers.get("host", ""))
         # A page of another site that resolves its name to this address would otherwise reach a token-less server.
         if self._hosts is not None and host not in self._hosts:
-            return 403, f"This server does not answer to the name {host!r}; add it to server.allowed_hosts if it should."
+            told = f"This server does not answer to the name {host!r}; add it to server.allowed_hosts if it should."
+            raise _Refused(403, "host", told)
         if method in _SAFE:
-            return None
+            return
         site = headers.get("sec-fetch-site")
         if site is not None and site not in ("same-origin", "none"):
-            return 403, "A page of another site may not act here."
+            raise _Refused(403, "cross_site", "A page of another site may not act here.")
         origin = headers.get("origin")
         if site is None and origin is not None and _name(urlsplit(origin).netloc) != host:
-            return 403, "A page of another origin may not act here."
+            raise _Refused(403, "cross_site", "A page of another origin may not act here.")
         kind = headers.get("content-type", "")
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if has_body and kind.split(";")[0].strip().lower() != "application/json":
-            return 415, "Send the body as application/json."
+            raise _Refused(415, "content_type", "Send the body as application/json.")
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > MAX_BODY_BYTES:
-            return 413, f"A body may have {MAX_BODY_BYTES} bytes."
-        return None
+            raise _too_large()
+
+    async def _body(self, receive: Receive) -> bytes:
+        """All of it: a chunked body states no length, and a slow one would hold its route for ever."""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._body_within_s):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise _Gone
+                    body += message.get("body", b"")
+                    if len(body) > MAX_BODY_BYTES:
+                        raise _too_large()
+                    if not message.get("more_body"):
+                        return bytes(body)
+        except TimeoutError:
+            told = f"The body did not arrive within {self._body_within_s:g} s."
+            raise _Refused(408, "slow_body", told, {"Retry-After": "1", "Connection": "close"}) from None
 
 
-class _Bounded:
-    """Counts what arrives: a chunked body states no length."""
+class _Gone(Exception):
+    """The client left."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive, self._seen = receive, 0
 
-    async def __call__(self) -> MutableMapping[str, Any]:
-        message = await self._receive()
-        self._seen += len(message.get("body", b""))
-        if self._seen > MAX_BODY_BYTES:
-            return {"type": "http.disconnect"}
-        return message
+class _Refused(Exception):
+    def __init__(self, status: int, rule: str, told: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(told)
+        self.status, self.rule, self.headers = status, rule, headers
+
+
+def _too_large() -> _Refused:
+    return _Refused(413, "body_size", f"A body may have {MAX_BODY_BYTES} bytes.")
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """The body in one piece, and then whatever comes: the client may still leave."""
+    given = False
+
+    async def next_message() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return next_message
 
 
 def _name(host: str) -> str:

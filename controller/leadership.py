@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 TTL_S = 9.0
 RENEW_S = 2.0
+ASK_S = 2.0  # longest wait for the row: the next renewal asks again
 LOCAL_DEADLINE_S = 6.0
 MAX_SEEN_EPOCH = 2**31  # one rises with every start of a controller: a higher one is a fault of its sender
 
@@ -31,23 +32,26 @@ def holder_name() -> str:
 class Leadership:
     """Permitted from a successful take or renewal until LOCAL_DEADLINE_S after it was asked for."""
 
-    def __init__(self, store: StorePort, clock: Clock, holder: str | None = None) -> None:
+    def __init__(self, store: StorePort, clock: Clock, holder: str | None = None, address: str = "") -> None:
         self._store = store
         self._clock = clock
         self.holder = holder or holder_name()
+        self.address = address
         self.epoch = 0
         self.trouble = "leadership was never taken"
         self._deadline_s: float | None = None
         self._asked_s: float | None = None
         self._is_deposed = False
+        self.lost = asyncio.Event()  # another controller leads: this one does not come back by itself
         self._row = asyncio.Lock()  # a renewal must not ask with an epoch that is being raised
         self._raising: set[asyncio.Task[bool]] = set()
         self.on_epoch: Callable[[int], None] = lambda _epoch: None
 
     async def take(self) -> None:
+        """Raises LeadershipHeld while another's time runs, and what the store raises."""
         asked_s = self._clock.now()
         self._asked_s = asked_s
-        self._hold(await self._store.take_leadership(self.holder, TTL_S), asked_s)
+        self._hold(await self._store.take_leadership(self.holder, TTL_S, self.address), asked_s)
 
     def _hold(self, epoch: int, asked_s: float) -> None:
         self.epoch = epoch
@@ -101,24 +105,40 @@ class Leadership:
             return False
         asked_s = self._clock.now()
         try:
-            renewed = await self._store.renew_leadership(self.holder, self.epoch, TTL_S)
+            async with asyncio.timeout(ASK_S):
+                renewed = await self._store.renew_leadership(self.holder, self.epoch, TTL_S)
         except Exception as error:  # whatever the database says, the local deadline goes on counting
+            why = str(error) or f"the database did not answer within {ASK_S:g} s"
             self.trouble = (
-                f"leadership could not be renewed ({error}); acting stops {LOCAL_DEADLINE_S:.0f} s after the last renewal"
+                f"leadership could not be renewed ({why}); acting stops {LOCAL_DEADLINE_S:.0f} s after the last renewal"
             )
             log.warning(self.trouble)
             return False
         if renewed:
+            if self._deadline_s is not None and self._clock.now() >= self._deadline_s:
+                log.warning("leading again, with epoch %d: the database answers", self.epoch)
             self._deadline_s, self.trouble = asked_s + LOCAL_DEADLINE_S, ""
         else:
             self.deposed("another controller holds the leadership of this fleet")
         return renewed
 
+    async def release(self) -> None:
+        """Act no more, and let another take over at once instead of when the time has run out."""
+        if self.epoch == 0 or self._is_deposed:
+            return
+        self.deposed("it gave the leadership back")
+        try:
+            async with asyncio.timeout(ASK_S):
+                await self._store.release_leadership(self.holder, self.epoch)
+        except Exception as error:  # then it runs out
+            log.warning("the leadership could not be given back: %s", str(error) or "the database does not answer")
+
     def deposed(self, why: str) -> None:
         if self._deadline_s is not None:
             log.warning("no longer leading: %s", why)
         self._is_deposed = True
-        self._deadline_s, self.trouble = None, f"not leading: {why}; stop one of the two, or restart this one to take over"
+        self._deadline_s, self.trouble = None, f"not leading: {why}"
+        self.lost.set()
 
     def permitted(self, now_s: float) -> bool:
         return self._deadline_s is not None and now_s < self._deadline_s

@@ -14,6 +14,7 @@ from typing import Any
 
 from controller.clock import Clock
 from controller.ports import HubPort, StorePort
+from fluidpd.failpoint import reach
 from fluidpd.names import End, Phase
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.record import PhaseRow, TransitionRow
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 SLACK_S = 10.0  # beyond a phase's own deadline, which the sidecar keeps
 PHASE_LIMIT_S = 20.0
+SWITCH_LIMIT_S = 30.0  # how long a sidecar waits for the engine's answer; it looks for itself afterwards
 ADMIT_LIMIT_S = 60.0
 WRITE_WITHIN_S = 2.0
 
@@ -62,8 +64,10 @@ class Ledger:
 
     async def open(self, row: TransitionRow) -> None:
         """On disk when it returns; raises what the store raises."""
+        reach(row.phase, row.heading, "before_write")
         async with asyncio.timeout(WRITE_WITHIN_S):
             await self._store.open_transition(row)
+        reach(row.phase, row.heading, "after_write")
 
     async def apply(self, held: Held, event: Event, took_s: float | None = None, detail: str = "") -> None:
         """One of our own events."""
@@ -99,7 +103,9 @@ class Ledger:
             phases=(*held.row.phases, phase),
         )
         held.unrecorded.append((phase, after, ended_wall_s))
+        reach(after.phase, after.heading, "before_write")
         await self.write(held)
+        reach(after.phase, after.heading, "after_write")
         if after.end is not None:
             self.on_end(held, after.end)
             if held.unrecorded:
@@ -136,6 +142,8 @@ class Ledger:
         """How long a move may stay where it is before we look for ourselves."""
         if move.phase is Phase.ADMIT:
             return ADMIT_LIMIT_S
+        if move.phase is Phase.SWITCH:
+            return SWITCH_LIMIT_S + SLACK_S
         return self._policy.drain_deadline_s + SLACK_S if move.phase is Phase.DRAIN else PHASE_LIMIT_S
 
     def publish(self, held: Held) -> None:

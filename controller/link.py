@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
 from collections import Counter
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -22,10 +20,15 @@ from controller.clock import Clock
 from controller.collector import Collector
 from controller.dispatcher import Dispatcher
 from controller.leadership import MAX_SEEN_EPOCH, Leadership
-from controller.registry import Registry
+from controller.ports import Connection
+from controller.rates import sample_hz
+from controller.registry import Registry, Worker
+from controller.routes.access import scoped
+from controller.security.link_gate import RECHECK_S, Admitted, LinkGate
 from fluidpd.command import PhaseReport, Receipt
 from fluidpd.names import Answer, Mode, Role
-from fluidpd.telemetry import PROTOCOL, Hello, Refused, Sample, Welcome
+from fluidpd.signing import NotProven, Seal
+from fluidpd.telemetry import PROTOCOL, Hello, NotLeading, Refused, Sample, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +43,6 @@ _INCOMING: TypeAdapter[Sample | Receipt | PhaseReport] = TypeAdapter(
 )
 
 
-def sample_hz(workers: int) -> float:
-    """What the loop can digest: fewer samples a worker where there are more workers."""
-    return 20.0 if workers <= 64 else 10.0 if workers <= 256 else 5.0
-
-
 class HelloRefused(Exception):
     """This worker is not let in now. The sentence says why."""
 
@@ -52,8 +50,9 @@ class HelloRefused(Exception):
 class WebSocketConnection:
     """Sends without waiting; a peer that does not read is cut off rather than waited for."""
 
-    def __init__(self, socket: WebSocket) -> None:
+    def __init__(self, socket: WebSocket, seal: Seal | None = None) -> None:
         self._socket = socket
+        self._seal = seal
         self._unsent: asyncio.Queue[str | None] = asyncio.Queue(_UNSENT_LIMIT)
         self._closed = False
         self.why = ""
@@ -75,10 +74,13 @@ class WebSocketConnection:
                 self._unsent.get_nowait()
             self._unsent.put_nowait(None)
 
+    def sealed(self, text: str) -> str:
+        return text if self._seal is None else self._seal.close(text)
+
     async def write(self) -> None:
         """Runs beside the reader until closed."""
         while (text := await self._unsent.get()) is not None:
-            await self._socket.send_text(text)
+            await self._socket.send_text(self.sealed(text))
         await self._socket.close(REPLACED_CODE, self.why[:120])
 
 
@@ -93,7 +95,7 @@ class Reception:
         leadership: Leadership,
         clock: Clock,
         mode: Mode,
-        secret_file: str | None,
+        gate: LinkGate,
     ) -> None:
         self._registry = registry
         self._collector = collector
@@ -101,13 +103,8 @@ class Reception:
         self._leadership = leadership
         self._clock = clock
         self._mode = mode
-        self._secret = Path(secret_file).read_text(encoding="utf-8").strip() if secret_file else None
+        self.gate = gate
         self.counts: Counter[str] = Counter()
-
-    def lets_in(self, authorization: str) -> bool:
-        if self._secret is None:
-            return True
-        return hmac.compare_digest(authorization.encode(), f"Bearer {self._secret}".encode())
 
     async def greet(self, hello: Hello, connection: WebSocketConnection) -> None:
         """Raises HelloRefused before anything is changed."""
@@ -118,11 +115,20 @@ class Reception:
         w = self._registry.greet(hello, connection)
         self._collector.repin()
         await self._leadership.outbid(hello.highest_epoch, hello.worker)
-        welcome = Welcome(
-            incarnation=w.incarnation, epoch=self._leadership.epoch, sample_hz=sample_hz(len(self._registry)), mode=self._mode
-        )
-        connection.send(welcome.model_dump_json())
+        self._welcome(w, connection, sample_hz(len(self._registry)))
         await self._dispatcher.greeted(w, hello)
+
+    def _welcome(self, w: Worker, connection: Connection, hz: float) -> None:
+        welcome = Welcome(incarnation=w.incarnation, epoch=self._leadership.epoch, sample_hz=hz, mode=self._mode)
+        if connection.send(welcome.model_dump_json()):
+            w.asked_hz = hz
+
+    def pace(self) -> None:
+        """The fleet has grown or shrunk: workers that were asked for another rate are told the one that is right now."""
+        hz = sample_hz(len(self._registry))
+        for w in self._registry:
+            if w.connection is not None and w.asked_hz not in (None, hz):
+                self._welcome(w, w.connection, hz)
 
     def _is_absurd(self, epoch: int) -> bool:
         return epoch > max(MAX_SEEN_EPOCH, self._leadership.epoch)
@@ -154,6 +160,18 @@ class Reception:
             await self._dispatcher.receipt(message)
         else:
             await self._dispatcher.report(message)
+
+    def tell_not_leading(self, why: str) -> None:
+        """Sidecars that know another controller look there meanwhile; the others stay."""
+        said = NotLeading(why=why).model_dump_json()
+        for w in self._registry:
+            if w.connection is not None:
+                w.connection.send(said)
+
+    def dismiss(self, why: str) -> None:
+        for w in self._registry:
+            if w.connection is not None:
+                w.connection.close(why)
 
     def left(self, name: str, connection: WebSocketConnection) -> None:
         self._registry.left(name, connection)
@@ -203,50 +221,82 @@ def link_router(controller: Any) -> APIRouter:
     router = APIRouter()
 
     @router.websocket("/link")
+    @scoped("sidecar")
     async def link(socket: WebSocket) -> None:
         reception: Reception = controller.reception
-        if not reception.lets_in(socket.headers.get("authorization", "")):
-            reception.counts["unauthorized"] += 1
-            await socket.close(REFUSED_CODE, "the fleet secret is missing or wrong")
-            return
+        gate = reception.gate
         await socket.accept()
+        admitted: Admitted | None = None
         try:
             async with asyncio.timeout(HELLO_WITHIN_S):
-                hello = hello_of(await _text(socket))
+                if gate.is_guarded:
+                    challenge = gate.challenge()
+                    await socket.send_text(challenge.model_dump_json())
+                    admitted = gate.admit(await _text(socket), challenge)
+                hello = hello_of(await _text(socket) if admitted is None else admitted.hello)
+                peer = socket.client.host if socket.client is not None else ""
+                hello = hello if isinstance(hello, str) else await _placed(hello, gate, peer)
         except TimeoutError:
             hello = f"no hello within {HELLO_WITHIN_S:g} s"
+        except NotProven as error:
+            reception.counts["unauthorized"] += 1
+            hello = f"{error.rule}: {error}"
         except WebSocketDisconnect:
             return
         if isinstance(hello, str):
             await _refuse(socket, reception, hello)
             return
-        await _serve(socket, reception, hello)
+        await _serve(socket, reception, hello, admitted)
 
     return router
 
 
-async def _serve(socket: WebSocket, reception: Reception, hello: Hello) -> None:
-    connection = WebSocketConnection(socket)
+async def _placed(hello: Hello, gate: LinkGate, peer: str) -> Hello | str:
+    """The hello, if its addresses may be named by who speaks from `peer`; else the sentence that says why not."""
+    for field, url in (("worker_url", hello.worker_url), ("sidecar_url", hello.sidecar_url)):
+        if (why := await gate.refused_address(urlsplit(url).hostname or "", peer)) is not None:
+            return f"{field} {url}: {why}"
+    return hello
+
+
+async def _serve(socket: WebSocket, reception: Reception, hello: Hello, admitted: Admitted | None) -> None:
+    connection = WebSocketConnection(socket, admitted.outgoing if admitted is not None else None)
     writer = asyncio.ensure_future(connection.write())
-    reader = asyncio.ensure_future(_read(socket, reception, hello, connection))
+    reader = asyncio.ensure_future(_read(socket, reception, hello, connection, admitted))
+    watcher = asyncio.ensure_future(_watch(reception.gate, admitted, connection))
     try:
         await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         reception.left(hello.worker, connection)
         connection.close("disconnected")
-        for task in (reader, writer):
+        for task in (reader, writer, watcher):
             task.cancel()
-        for outcome in await asyncio.gather(reader, writer, return_exceptions=True):
+        for outcome in await asyncio.gather(reader, writer, watcher, return_exceptions=True):
             if isinstance(outcome, HelloRefused):
-                await _refuse(socket, reception, str(outcome))
+                await _refuse(socket, reception, str(outcome), connection)
+            elif isinstance(outcome, NotProven):
+                reception.counts["unauthorized"] += 1
+                log.warning("the link of %s is closed: %s", hello.worker, outcome)
+                with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+                    await socket.close(REFUSED_CODE, outcome.rule)
             elif isinstance(outcome, Exception) and not isinstance(outcome, WebSocketDisconnect | RuntimeError):
                 log.error("the link of %s failed", hello.worker, exc_info=outcome)
 
 
-async def _read(socket: WebSocket, reception: Reception, hello: Hello, connection: WebSocketConnection) -> None:
+async def _watch(gate: LinkGate, admitted: Admitted | None, connection: WebSocketConnection) -> None:
+    """A token that is revoked or expires ends its link."""
+    while gate.still(admitted):
+        await asyncio.sleep(RECHECK_S)
+    connection.close("its token was revoked or has expired")
+
+
+async def _read(
+    socket: WebSocket, reception: Reception, hello: Hello, connection: WebSocketConnection, admitted: Admitted | None
+) -> None:
     await reception.greet(hello, connection)
     while True:
-        await reception.take(await _text(socket), hello.worker, connection)
+        text = await _text(socket)
+        await reception.take(text if admitted is None else admitted.incoming.open(text), hello.worker, connection)
 
 
 async def _text(socket: WebSocket) -> str:
@@ -258,9 +308,10 @@ async def _text(socket: WebSocket) -> str:
     return text if isinstance(text, str) else ""
 
 
-async def _refuse(socket: WebSocket, reception: Reception, why: str) -> None:
+async def _refuse(socket: WebSocket, reception: Reception, why: str, connection: WebSocketConnection | None = None) -> None:
     reception.counts["refused_hellos"] += 1
     log.warning("a sidecar was refused: %s", why)
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-        await socket.send_text(Refused(why=why).model_dump_json())
+        text = Refused(why=why).model_dump_json()
+        await socket.send_text(text if connection is None else connection.sealed(text))
         await socket.close(REFUSED_CODE, why.encode()[:120].decode(errors="ignore"))

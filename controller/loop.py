@@ -21,10 +21,14 @@ from controller.moves import Moves
 from controller.operator import Operator
 from controller.outbox import Outbox
 from controller.ports import HubPort, Router, StorePort
+from controller.rates import each_s, tick_s
 from controller.recorder import Recorder
 from controller.refusals import GuardRefused
 from controller.registry import Registry
 from controller.routing import Routing
+from controller.security.guard import insecure
+from controller.security.link_gate import LinkGate
+from controller.security.tokens import book_of
 from controller.settings import ControllerSettings
 from controller.ticks import TickStats
 from controller.version import VERSION
@@ -71,7 +75,9 @@ class Controller:
         cost: CostModel,
         clock: Clock,
         hub: HubPort,
+        leadership: Leadership | None = None,
     ) -> None:
+        """`leadership` that was taken already, by who stood by for it; without one, `start` takes it."""
         policy = settings.policy
         self._settings = settings
         self._policy = policy
@@ -80,7 +86,7 @@ class Controller:
         self.clock = clock
         self._hub = hub
         self.targets = targets_of(settings.slo, policy, cost)
-        self.leadership = Leadership(store, clock)
+        self.leadership = leadership or Leadership(store, clock)
         self.registry = Registry(clock, policy)
         self.collector = Collector(self.registry, store, clock, settings.mode)
         self._outbox = Outbox(self.registry, store, clock, self._may_act)
@@ -95,7 +101,7 @@ class Controller:
             self.leadership,
             clock,
             settings.mode,
-            settings.security.fleet_secret_file,
+            LinkGate(settings.security, book_of(settings.security.tokens_file)),
         )
         self.leadership.on_epoch = self._lead_with
         self.dispatcher.on_begun = self.begun
@@ -121,7 +127,9 @@ class Controller:
 
     async def start(self) -> None:
         """Take the leadership, take over what was left open, and begin. Raises what the store raises."""
-        await self.leadership.take()
+        if self.leadership.epoch == 0:
+            await self.leadership.take()
+        self._lead_with(self.leadership.epoch)
         await self._take_over()
         await self._recorder.begin()
         self.memory = Memory(started_s=self.clock.now())
@@ -134,6 +142,9 @@ class Controller:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        for move in self.moves.open_moves():
+            log.warning("move %s of %s is left open: the next leader goes on with it", move.id, move.worker)
+        self.reception.dismiss("this controller stops leading")
         await self.dispatcher.close()
         await self._outbox.close()
 
@@ -156,29 +167,35 @@ class Controller:
 
     async def _tick_for_ever(self) -> None:
         """One tick after another, never two at once. A tick that fails is logged and counted; the next one tries again."""
-        next_s = self.clock.now()
+        due_s = self.clock.now()
         while True:
+            began_s = self.clock.now()
+            period_s = tick_s(len(self.registry), self._policy.tick_s)
+            self._stats.late(began_s - due_s, period_s)
             try:
                 await self.tick()
             except Exception:
                 self._stats.failed += 1
                 log.exception("a tick failed; nothing more is done until the next")
-            next_s += self._policy.tick_s
-            now_s = self.clock.now()
-            self._stats.late(now_s - next_s, self._policy.tick_s)
-            next_s = max(next_s, now_s)  # ticks that were missed are not made up for
-            await self.clock.sleep(next_s - now_s)
+            # A tick that began late keeps its rhythm; ticks that were missed are not made up for.
+            due_s = max(due_s + period_s, began_s)
+            await self.clock.sleep(due_s - self.clock.now())
 
     def permission(self, now_s: float) -> Permission:
         pause = self.collector.pause(now_s)
         if self._settings.mode is Mode.ADVISORY:
-            return Permission(False, self._store.healthy, "advisory mode")
+            return Permission(False, self._durable, "advisory mode")
         if pause is not None:
             leads = self.leadership.permitted(now_s)
-            return Permission(False, self._store.healthy, f"paused by {pause.actor}: {pause.reason}", repair=leads)
+            return Permission(False, self._durable, f"paused by {pause.actor}: {pause.reason}", repair=leads)
         if not self.leadership.permitted(now_s):
-            return Permission(False, self._store.healthy, self.leadership.trouble or "leadership has lapsed")
-        return Permission(True, self._store.healthy, "" if self._store.healthy else self._store.trouble, repair=True)
+            return Permission(False, self._durable, self.leadership.trouble or "leadership has lapsed")
+        return Permission(True, self._durable, self._store.trouble or self._store.low, repair=True)
+
+    @property
+    def _durable(self) -> bool:
+        """Whether the record of something new may be written. What is open is recorded to its end as long as it can be."""
+        return self._store.healthy and not self._store.low
 
     def _lead_with(self, epoch: int) -> None:
         self._outbox.epoch = epoch
@@ -215,15 +232,15 @@ class Controller:
     async def _take_over(self) -> None:
         """What the last leader left: workers, open moves, pins, the pause."""
         queries = self._store.queries
-        wall_s = self.clock.wall()
         for row in await queries.workers():
             if row.state is not WorkerState.GONE:
                 self.registry.restore(row, await self._quarantined_boot(row.name, row.state))
         for move in await queries.transitions(open_only=True):
             self.moves.restore(move)
-        for pin in await queries.pins(wall_s):
+        # Those whose time ran out meanwhile too: they lapse at the first tick, and that is audited.
+        for pin in await queries.pins(0.0):
             self.collector.hold_pin(pin)
-        pause = await queries.pause(wall_s)
+        pause = await queries.pause(0.0)
         if pause is not None:
             self.collector.hold_pause(pause)
 
@@ -268,7 +285,10 @@ class Controller:
         now_s = self.clock.now()
         if self.leadership.overdue(now_s):
             await self.renew_leadership()
+        if not self.leadership.permitted(self.clock.now()):
+            self.reception.tell_not_leading(self.leadership.trouble)
         self.registry.forget_silent(now_s)
+        self.reception.pace()
         self._totals.add(self.registry)
         if self.registry.changes:
             self._membership_wanted.set()
@@ -289,20 +309,30 @@ class Controller:
             self.registry.changes.pop(0)
             log.info("%s: %s (%s)", change.worker, change.what, change.detail)
             self._hub.publish("audit", asdict(row))
-        for w in self.registry.everyone():
-            now_row = self.registry.row(w, now_s)
-            # All of it but when it was last heard, which alone is worth a write only now and then.
-            key = (replace(now_row, seen_wall_s=0.0), int(w.seen_wall_s) // 10)
-            if self._written.get(w.name) != key:
-                await self._store.upsert_worker(now_row)
-                self._written[w.name] = key
-            if w.gone and w.gone_written_s is None:
-                w.gone_written_s = now_s
+        await self._write_workers(now_s)
         for name in self.registry.prune(now_s):
             self._written.pop(name, None)
             self._totals.forget(name)
             self._grants.forget(name)
         await self._store.write_status(self.status())
+
+    async def _write_workers(self, now_s: float) -> None:
+        """The rows that changed, together: a thousand transactions would each wait for the disk."""
+        changed, keys, left = [], {}, []
+        for w in self.registry.everyone():
+            row = self.registry.row(w, now_s)
+            # All of it but when it was last heard, which alone is worth a write only now and then.
+            key = (replace(row, seen_wall_s=0.0), int(w.seen_wall_s) // 10)
+            if self._written.get(w.name) != key:
+                changed.append(row)
+                keys[w.name] = key
+            if w.gone and w.gone_written_s is None:
+                left.append(w)
+        if changed:
+            await self._store.upsert_workers(changed)
+        self._written |= keys
+        for w in left:
+            w.gone_written_s = now_s
 
     async def renew_leadership(self) -> None:
         await self.leadership.renew()
@@ -318,6 +348,7 @@ class Controller:
             self._hub.publish("indices", {"wall_s": self.clock.wall(), **values, "hopeless": i.hopeless})
         if self._is_due("status", STATUS_EVERY_S, now_s):
             self._hub.publish("status", asdict(self.status()))
+        if self._hub.wants("workers") and self._is_due("workers", each_s(len(self.registry), STATUS_EVERY_S), now_s):
             self._hub.publish("workers", {"wall_s": self.clock.wall(), "workers": list(self.worker_views())})
 
     def _is_due(self, what: str, every_s: float, now_s: float) -> bool:
@@ -360,12 +391,14 @@ class Controller:
             requests_good=self._totals.of("requests_good_total"),
             banner=banner(
                 "" if leading else self.leadership.trouble or "leadership has lapsed: nothing is started",
-                "" if self._store.healthy else self._store.trouble,
+                self._store.trouble or self._store.low,
                 self._routing.trouble,
                 self._pool_trouble(now_s),
                 quarantined=quarantined,
             ),
             attention=attention(self.registry),
+            leader=self.leadership.address if leading else "",
+            insecure=insecure(self._settings),
         )
 
     def _pool_trouble(self, now_s: float) -> str:
@@ -409,6 +442,10 @@ class Controller:
     # ------------------------------------------------------------ what a person may ask
 
     @property
+    def lapsed(self) -> list[PinRow | PauseRow]:
+        return self.collector.lapsed
+
+    @property
     def grants(self) -> Grants:
         return self._grants
 
@@ -426,14 +463,16 @@ class Controller:
     ) -> PinRow:
         return await self._operator.pin(worker, role, ttl_s, reason, actor, expected_version)
 
-    async def drop_pin(self, worker: str, actor: str, reason: str) -> PinRow | None:
-        return await self._operator.unpin(worker, actor)
+    async def drop_pin(self, worker: str, actor: str, reason: str, expected_version: int | None = None) -> PinRow | None:
+        return await self._operator.unpin(worker, actor, expected_version)
 
-    async def set_pause(self, reason: str, ttl_s: float, actor: str) -> PauseRow:
-        return await self._operator.pause(reason, ttl_s, actor)
+    async def set_pause(
+        self, reason: str, ttl_s: float, actor: str, roll_back: bool = False, expected_version: int | None = None
+    ) -> PauseRow:
+        return await self._operator.pause(reason, ttl_s, actor, roll_back, expected_version)
 
-    async def resume(self, actor: str, reason: str) -> PauseRow | None:
-        return await self._operator.resume(actor)
+    async def resume(self, actor: str, reason: str, expected_version: int | None = None) -> PauseRow | None:
+        return await self._operator.resume(actor, expected_version)
 
     async def deregister(self, worker: str) -> bool:
         """A worker leaves for good: out of the router, out of every sum; what it still sends is dropped.

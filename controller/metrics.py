@@ -126,6 +126,7 @@ class _Live:
         yield _gauge("controller_leader", "1 while this controller leads.", {}, float(status.leading))
         yield _gauge("lease_epoch", "Leadership epoch: rises with every start.", {}, status.epoch)
         yield _gauge("dry_run", "1 in advisory mode: nothing is sent.", {}, float(status.mode == "advisory"))
+        yield _gauge("insecure_no_auth", "1 while anybody who reaches the port may act.", {}, float(bool(status.insecure)))
         yield _gauge("db_up", "1 while the last write to the database worked.", {}, float(self._store.healthy))
         yield _gauge("db_buffered_samples", "History rows that wait for the database.", {}, len(self._store.buffer))
         dropped = CounterMetricFamily("fluidpd_db_dropped_samples", "History rows lost because the database was away too long.")
@@ -212,6 +213,9 @@ def _workers(views: tuple[dict[str, Any], ...]) -> Iterable[Metric]:
         "fluidpd_worker_plugin_armed", "1 while the plugin in its engine is armed, 0 if disarmed or missing.", labels=["worker"]
     )
     flippable = GaugeMetricFamily("fluidpd_worker_flippable", "1 if its engine may change roles.", labels=["worker"])
+    exposed = GaugeMetricFamily(
+        "fluidpd_worker_exposed", "Ways in which a worker stands open to anybody: its switch, its sidecar.", labels=["worker"]
+    )
     kv = GaugeMetricFamily("fluidpd_worker_kv_usage_ratio", "KV used or promised, of what may be used.", labels=["worker"])
     slack = GaugeMetricFamily("fluidpd_worker_slack_seconds", "Room in a decode step below the target.", labels=["worker", "slo"])
     for view in views:
@@ -225,6 +229,7 @@ def _workers(views: tuple[dict[str, Any], ...]) -> Iterable[Metric]:
             armed.add_metric([name], float(view["plugin"] == PluginState.ARMED))
         if isinstance(view.get("flippable"), bool):
             flippable.add_metric([name], float(view["flippable"]))
+        exposed.add_metric([name], float(len(view.get("exposed") or ())))
         if role in set(Role):
             roles.add_metric([name], {r.value: r.value == role for r in Role})
         for family, key, labels in ((age, "age_s", [name]), (kv, "kv_share", [name]), (slack, "slack_s", [name, "tbt"])):
@@ -233,7 +238,7 @@ def _workers(views: tuple[dict[str, Any], ...]) -> Iterable[Metric]:
     pool = GaugeMetricFamily("fluidpd_pool_workers", "Workers by role and state.", labels=["role", "state"])
     for (role, state), count in sorted(counts.items()):
         pool.add_metric([role, state], count)
-    yield from (pool, info, up, roles, armed, flippable, age, kv, slack)
+    yield from (pool, info, up, roles, armed, flippable, exposed, age, kv, slack)
 
 
 def _gauge(name: str, text: str, labels: Mapping[str, str], value: float) -> GaugeMetricFamily:

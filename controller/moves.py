@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from controller.clock import Clock
-from controller.ledger import PHASE_LIMIT_S, SLACK_S, Held, Ledger
+from controller.ledger import ADMIT_LIMIT_S, PHASE_LIMIT_S, SLACK_S, Held, Ledger
 from controller.outbox import NotRecorded, Outbox
 from controller.ports import HubPort, StorePort
 from controller.reconcile import way
@@ -22,6 +22,7 @@ from controller.router_part import RouterPart
 from controller.routing import Routing
 from fluidpd.command import HandoffPeer, MoveOrder, PhaseReport, Receipt, StalePeer
 from fluidpd.decision import Flip, Refusal
+from fluidpd.failpoint import reach
 from fluidpd.names import Answer, CommandKind, End, Heading, Phase, Role, Rule, Trigger, WorkerState
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.record import TransitionRow
@@ -138,7 +139,8 @@ class Moves:
         log.info("move %s of %s %s -> %s (%s, %s)", row.id, row.worker, row.from_role, row.to_role, row.trigger, row.reason)
         self._ledger.publish(held)
         try:
-            await self._outbox.post_recorded(w.name, self._order(held), ORDER_TTL_S, keep=True)
+            await self._outbox.post_recorded(w.name, self._order(held), ORDER_TTL_S)
+            reach(held.move.phase, held.move.heading, "after_call")
         except NotRecorded as error:
             await self._ledger.apply(held, Event.FAILED, detail=str(error))
         return held.row
@@ -213,6 +215,7 @@ class Moves:
             if report.seq <= held.seen_seq or not held.move.open:
                 self._ledger.counts["reports_repeated"] += 1
                 return
+            reach(report.phase, report.heading, "after_call")
             held.seen_seq, held.look_at_s = report.seq, None
             told = Move(report.phase, report.heading)
             if event in ROUTER_EVENTS and told != held.move:
@@ -338,6 +341,8 @@ class Moves:
                 and now_s >= min(held.deadline_s, held.phase_since_s + HELLO_GRACE_S)
             ):
                 await self._ledger.apply(held, Event.LOST, detail="no telemetry from the worker before anything was changed")
+            elif held.move.phase is Phase.ADMIT and (given_up := self._given_up(held, silent, now_s)) is not None:
+                await self._ledger.apply(held, *given_up)
             elif held.look_at_s is not None and now_s >= held.look_at_s:
                 await self._look(held, w, now_s)
             elif now_s >= held.deadline_s:
@@ -347,6 +352,19 @@ class Moves:
                     )
                 else:
                     held.look_at_s = now_s
+
+    def _given_up(self, held: Held, silent: bool, now_s: float) -> tuple[Event, None, str] | None:
+        """Why the router is not asked for this worker any more: one move that never ends would keep every other one waiting.
+
+        While the router itself does not answer nobody can be moved anyway, and it is waited for.
+        """
+        age_s = now_s - held.phase_since_s
+        if silent and age_s >= PHASE_LIMIT_S:
+            return Event.LOST, None, "no telemetry from the worker while the router was asked to take it"
+        if age_s < ADMIT_LIMIT_S or not self._routing.present or self._routing.members is None:
+            return None
+        why = f"the router answers, and has not taken it within {ADMIT_LIMIT_S:g} s: see its /health, and restart its engine"
+        return Event.BROKE, None, f"{why} ({self._routing.trouble})" if self._routing.trouble else why
 
     async def _look(self, held: Held, w: Worker | None, now_s: float) -> None:
         """Settle a move by what the engine reads back: it is asked, not the log."""

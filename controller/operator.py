@@ -5,10 +5,11 @@ Never goes around advisory mode, a pause, or a record that cannot be written.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from controller.ports import StorePort
-from controller.refusals import GuardRefused, NotFound
+from controller.refusals import Conflict, GuardRefused, NotFound
 from controller.registry import Worker
 from fluidpd.decision import Flip, Refusal
 from fluidpd.indices import derive
@@ -21,7 +22,6 @@ from fluidpd.telemetry import value_of
 if TYPE_CHECKING:
     from controller.loop import Controller
 
-ACTOR_OF_EXPIRY = "fluidpd"
 _NOT_SERVING = {
     WorkerState.WARMING: (Rule.WARMING, "is still warming up"),
     WorkerState.MOVING: (Rule.IN_TRANSIT, "is in a move"),
@@ -106,33 +106,29 @@ class Operator:
         self._controller.collector.hold_pin(row)
         return row
 
-    async def unpin(self, worker: str, actor: str) -> PinRow | None:
-        held = self._controller.collector.pin(worker)
-        if actor == ACTOR_OF_EXPIRY:  # the row has lapsed already; a newer pin must not go with it
-            if held is not None and held.expires_wall_s <= self._controller.clock.wall():
-                self._controller.collector.release_pin(worker)
-            return held
-        if held is None:
+    async def unpin(self, worker: str, actor: str, expected_version: int | None = None) -> PinRow | None:
+        if self._controller.collector.pin(worker) is None:
             self._known(worker)  # a pin may outlive its worker and can then be dropped; of nobody there is nothing to drop
-        row = await self._store.drop_pin(worker, actor)
+        row = await self._store.drop_pin(worker, expected_version)
         self._controller.collector.release_pin(worker)
         return row
 
-    async def pause(self, reason: str, ttl_s: float, actor: str) -> PauseRow:
-        wall_s = self._controller.clock.wall()
-        row = await self._store.set_pause(PauseRow(reason, actor, wall_s, wall_s + ttl_s))
-        self._controller.collector.hold_pause(row)
+    async def pause(
+        self, reason: str, ttl_s: float, actor: str, roll_back: bool = False, expected_version: int | None = None
+    ) -> PauseRow:
+        """Nothing new begins. Open moves finish, or with `roll_back` go back: from the switch on it is too late for that."""
+        c = self._controller
+        wall_s = c.clock.wall()
+        row = await self._store.set_pause(PauseRow(reason, actor, wall_s, wall_s + ttl_s), expected_version)
+        c.collector.hold_pause(row)
+        for move in c.moves.open_moves() if roll_back else ():
+            with contextlib.suppress(NotFound, Conflict):  # it has ended meanwhile
+                await c.moves.cancel(move.id, f"{actor} paused: {reason}")
         return row
 
-    async def resume(self, actor: str) -> PauseRow | None:
-        collector, clock = self._controller.collector, self._controller.clock
-        if actor == ACTOR_OF_EXPIRY:
-            held = collector.pause(clock.now())
-            if held is not None and held.expires_wall_s <= clock.wall():
-                collector.release_pause()
-            return held
-        row = await self._store.drop_pause(actor)
-        collector.release_pause()
+    async def resume(self, actor: str, expected_version: int | None = None) -> PauseRow | None:
+        row = await self._store.drop_pause(expected_version)
+        self._controller.collector.release_pause()
         return row
 
     def _known(self, worker: str) -> Worker:
@@ -151,4 +147,8 @@ class Operator:
         if not c.leadership.permitted(now_s):
             raise GuardRefused(Refusal(worker, Rule.NOT_LEADER, c.leadership.trouble or "leadership has lapsed"))
         if not c.permission(now_s).durable:
-            raise GuardRefused(Refusal(worker, Rule.DATABASE_DOWN, self._store.trouble or "the database does not take records"))
+            raise GuardRefused(
+                Refusal(
+                    worker, Rule.DATABASE_DOWN, self._store.trouble or self._store.low or "the database does not take records"
+                )
+            )

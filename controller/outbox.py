@@ -9,14 +9,15 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from controller.clock import Clock
 from controller.ports import StorePort
 from controller.registry import Registry
-from fluidpd.command import Command, Receipt
+from controller.views import listed
+from fluidpd.command import Envelope, GrantTerms, Receipt
 from fluidpd.names import Answer
 from fluidpd.record import CommandRow
 
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 RESEND_S = 1.0
 RECORD_WITHIN_S = 2.0
+RECORDED_KEPT = 4096
 
 
 @dataclass(slots=True)
@@ -48,54 +50,71 @@ class Outbox:
         self._clock = clock
         self._may_send = may_send
         self._pending: dict[str, _Pending] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._recorded: dict[str, None] = {}  # ids whose answers are recorded too; renewals are not
+        self._answers: list[tuple[str, Answer, str, float]] = []
+        self._noting: asyncio.Task[None] | None = None
+        self._worded: tuple[Any, str] | None = None  # the newest body, and its JSON
         self.epoch = 0
         self.sent: Counter[str] = Counter()
 
-    def post(self, worker: str, body: Any, ttl_s: float, *, id_: str | None = None) -> str | None:
+    def post(self, worker: str, body: Any, ttl_s: float) -> str | None:
         """Send now, without a record and without a second try (renewals, and what takes a permission back). Returns its id."""
-        pending = _Pending(worker, body, id_ or uuid.uuid4().hex, self._clock.now() + ttl_s)
+        pending = _Pending(worker, body, uuid.uuid4().hex, self._clock.now() + ttl_s)
         return pending.id if self._transmit(pending, self._clock.now()) else None
 
-    async def post_recorded(self, worker: str, body: Any, ttl_s: float, *, keep: bool, must: bool = True) -> str:
-        """Record, then send. With `keep`, go on sending until it is answered or expired.
+    async def post_all(self, workers: Sequence[str], body: Any, ttl_s: float) -> dict[str, str]:
+        """Record one command for each worker, together, then send them, without a second try. Returns the ids by worker.
+
+        Raises NotRecorded, and then none was sent.
+        """
+        until_s = self._clock.now() + ttl_s
+        pending = [_Pending(worker, body, uuid.uuid4().hex, until_s) for worker in workers]
+        if not self._may_send():
+            raise NotRecorded(f"the {body.kind} for {listed(list(workers))} was not sent: commands are not permitted now")
+        if why := await self._record(pending):
+            raise NotRecorded(f"the {body.kind} for {listed(list(workers))} was not recorded, so it was not sent: {why}")
+        now_s = self._clock.now()
+        for p in pending:
+            self._transmit(p, now_s)
+        return {p.worker: p.id for p in pending}
+
+    async def post_recorded(self, worker: str, body: Any, ttl_s: float, *, must: bool = True) -> str:
+        """Record, send, and go on sending until it is answered or expired.
 
         Raises NotRecorded; with `must` False (what finishes a move that is on record already) it is sent all the same.
         """
-        now_s = self._clock.now()
-        pending = _Pending(worker, body, uuid.uuid4().hex, now_s + ttl_s)
+        pending = _Pending(worker, body, uuid.uuid4().hex, self._clock.now() + ttl_s)
         if not self._may_send():
             if must:
                 raise NotRecorded(f"the {body.kind} for {worker} was not sent: commands are not permitted now")
-            if keep:
-                self._pending[pending.id] = pending
-            return pending.id
-        w = self._registry.get(worker)
-        row = CommandRow(
-            id=pending.id,
-            wall_s=self._clock.wall(),
-            worker=worker,
-            kind=body.kind,
-            epoch=self.epoch,
-            incarnation=w.incarnation if w is not None else 0,
-            body=body.model_dump(mode="json"),
-        )
-        try:
-            async with asyncio.timeout(RECORD_WITHIN_S):
-                await self._store.record_command(row)
-            self._recorded[pending.id] = None
-        except Exception as error:
-            why = str(error) or "the database is too slow"
-            if must:
-                raise NotRecorded(f"the {body.kind} for {worker} was not recorded, so it was not sent: {why}") from error
-            log.warning("the %s for %s is sent without a record: %s", body.kind, worker, why)
-        if len(self._recorded) > 4096:
-            self._recorded.pop(next(iter(self._recorded)))
-        if keep:
             self._pending[pending.id] = pending
+            return pending.id
+        if why := await self._record([pending]):
+            if must:
+                raise NotRecorded(f"the {body.kind} for {worker} was not recorded, so it was not sent: {why}")
+            log.warning("the %s for %s is sent without a record: %s", body.kind, worker, why)
+        self._pending[pending.id] = pending
         self._transmit(pending, self._clock.now())
         return pending.id
+
+    async def _record(self, pending: Sequence[_Pending]) -> str:
+        """All in one transaction. Returns why they are not on record; empty if they are."""
+        body = pending[0].body
+        told = body.for_record() if isinstance(body, GrantTerms) else body.model_dump(mode="json")
+        rows, wall_s = [], self._clock.wall()
+        for p in pending:
+            w = self._registry.get(p.worker)
+            incarnation = w.incarnation if w is not None else 0
+            rows.append(CommandRow(p.id, wall_s, p.worker, body.kind, self.epoch, incarnation, told))
+        try:
+            async with asyncio.timeout(RECORD_WITHIN_S):
+                await self._store.record_commands(rows)
+        except Exception as error:
+            return str(error) or "the database is too slow"
+        self._recorded |= dict.fromkeys(p.id for p in pending)
+        while len(self._recorded) > RECORDED_KEPT:
+            self._recorded.pop(next(iter(self._recorded)))
+        return ""
 
     def settle(self, now_s: float) -> tuple[tuple[str, Any], ...]:
         """Send again what was not answered. Returns (worker, body) of what expired unanswered."""
@@ -132,31 +151,36 @@ class Outbox:
         w = self._registry.get(pending.worker)
         if w is None or w.connection is None or not self._may_send():
             return False
-        command = Command(
+        if self._worded is None or self._worded[0] is not pending.body:  # one body goes to many workers
+            self._worded = pending.body, pending.body.model_dump_json()
+        envelope = Envelope(
             id=pending.id,
             worker=pending.worker,
             incarnation=w.incarnation,
             epoch=self.epoch,
             ttl_s=max(0.001, pending.until_s - now_s),
-            body=pending.body,
         )
-        if not w.connection.send(command.model_dump_json()):
+        if not w.connection.send(envelope.around(self._worded[1])):
             return False
         pending.sent_s = now_s
         self.sent[pending.body.kind] += 1
         return True
 
     def _note(self, command_id: str, answer: Answer, detail: str) -> None:
-        async def note() -> None:
-            try:
-                await self._store.record_answer(command_id, answer, detail, self._clock.wall())
-            except Exception as error:  # an answer that is not on disk changes nothing that was done
-                log.warning("answer to %s was not recorded: %s", command_id, error)
+        self._answers.append((command_id, answer, detail, self._clock.wall()))
+        if self._noting is None or self._noting.done():
+            self._noting = asyncio.ensure_future(self._note_down())
 
-        task = asyncio.ensure_future(note())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _note_down(self) -> None:
+        """Those that come while others are written go together into the next transaction."""
+        while self._answers:
+            answers, self._answers = self._answers, []
+            try:
+                await self._store.record_answers(answers)
+            except Exception as error:  # an answer that is not on disk changes nothing that was done
+                log.warning("%d answers were not recorded: %s", len(answers), error)
 
     async def close(self) -> None:
         """Let the last answers be written."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._noting is not None:
+            await asyncio.gather(self._noting, return_exceptions=True)

@@ -10,6 +10,7 @@ import json
 
 from controller.clock import Clock
 from controller.ports import StorePort
+from controller.rates import each_s
 from controller.settings import ControllerSettings
 from fluidpd.cost import CostModel
 from fluidpd.decision import Decision
@@ -18,13 +19,14 @@ from fluidpd.telemetry import Snapshot
 
 
 class Recorder:
-    """Of each second the tick that moved somebody, else the last: what led to a move must not fall between two seconds."""
+    """Of each second the tick that moved somebody, else the last: what led to a move must not fall between seconds. Of a large
+    fleet, whose snapshots are large, one every few seconds, and every one that moved somebody."""
 
     def __init__(self, store: StorePort, clock: Clock, settings: ControllerSettings, cost: CostModel) -> None:
         self._store, self._clock = store, clock
         self._basis = basis_of(settings, cost, clock.wall()) if settings.retention.snapshots_days > 0 else None
-        self._kept: tuple[Snapshot, Decision, int] | None = None
-        self._second: int | None = None
+        self._kept: SnapshotRow | None = None
+        self._from = 0  # the second in which what is kept began
 
     async def begin(self) -> None:
         """Raises what the store raises."""
@@ -36,23 +38,25 @@ class Recorder:
         if self._basis is None:
             return
         second = int(self._clock.wall())
-        if self._kept is not None and self._second is not None and second != self._second:
-            kept, told, its_epoch = self._kept
-            row = SnapshotRow(
-                second=self._second,
-                epoch=its_epoch,
+        kept = self._kept
+        if kept is not None and second != kept.second:
+            every_s = each_s(len(snapshot.workers), 1.0)
+            if kept.flips or second < self._from or second - self._from >= every_s:
+                self._store.buffer_snapshot(kept)
+                self._kept = kept = None
+        if kept is None:
+            self._from = second
+        if kept is None or not kept.flips:
+            self._kept = SnapshotRow(
+                second=second,
+                epoch=epoch,
                 basis=self._basis.id,
-                snapshot=kept,
-                action=told.action.value,
-                reason=told.reason.value,
-                flips=flips_as_dicts(told),
-                lenders=told.lenders,
+                snapshot=snapshot,
+                action=decision.action.value,
+                reason=decision.reason.value,
+                flips=flips_as_dicts(decision),
+                lenders=decision.lenders,
             )
-            self._store.buffer_snapshot(row)
-            self._kept = None
-        self._second = second
-        if self._kept is None or not self._kept[1].flips:
-            self._kept = (snapshot, decision, epoch)
 
 
 def basis_of(settings: ControllerSettings, cost: CostModel, wall_s: float) -> BasisRow:

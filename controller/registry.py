@@ -9,11 +9,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from controller.clock import Clock
-from controller.fleet_checks import Stated, why_not_flippable
+from controller.fleet_checks import Beside, Stated
 from controller.ports import Connection
+from controller.transit import LATE_S, Transit
 from fluidpd.names import PluginState, Role, UnknownWhy, WorkerState
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.record import WorkerRow
@@ -22,6 +24,7 @@ from fluidpd.telemetry import Hello, Known, Readings, Sample, WaitingPrompt, Wor
 EXTERNAL_HOLD_S = 60.0  # a role changed from outside is not changed back within this
 ADOPT_AFTER_S = 0.25  # a differing role must be read back for this long: one sample may be from before a switch
 SKEW_WARN_S = 5.0
+STUCK_AFTER_S = 3.0
 SUSPECT_AFTER_S = 10.0  # tokens flow for this long while no KV is used: one of the two is wrong
 FORGET_AFTER_S = 3600.0  # a worker silent for this long has left
 PRUNE_AFTER_S = 3600.0  # one that left is kept in memory for this long after its row says so
@@ -43,7 +46,10 @@ class Worker:
     known_since_s: float
     role_since_s: float
     connection: Connection | None = None
-    received_s: float | None = None  # newest sample in which the engine answered
+    asked_hz: float | None = None  # the sample rate it was last welcomed with
+    transit: Transit | None = None
+    late_s: float = 0.0  # how long the newest sample was under way
+    received_s: float | None = None  # newest sample in which the engine answered, less its time under way
     heard_s: float | None = None  # newest sample of any kind
     seq: int = -1
     engine_state: str = "serving"
@@ -68,6 +74,8 @@ class Worker:
     quarantined_boot: str = ""
     gone: bool = False
     gone_written_s: float | None = None
+    transfers: float = 0.0  # in its transfer queue when last heard, and since when they have not moved
+    transfers_since_s: float = 0.0
     is_suspect: bool = False
     suspect_since_s: float | None = None
     suspect_tokens: float = 0.0
@@ -138,6 +146,8 @@ class Worker:
         found = list(self.notes)
         if self.skew_s is not None and abs(self.skew_s) > SKEW_WARN_S:
             found.append(f"its clock is {self.skew_s:+.0f} s off; times are counted here, but its logs will mislead")
+        if self.late_s > LATE_S:
+            found.append(f"its samples arrive {self.late_s:.1f} s late and count as that old: its link is slow")
         if self.is_suspect:
             found.append("suspect metric: no KV in use while tokens are generated")
         return tuple(found)
@@ -159,11 +169,16 @@ class Registry:
         self._clock = clock
         self._policy = policy
         self._workers: dict[str, Worker] = {}
+        self._beside = Beside()
         self.counts: Counter[str] = Counter()
         self.changes: list[Change] = []
         self.former_urls: set[str] = set()  # addresses that workers moved away from or left: to be taken out of the router
 
     # ------------------------------------------------------------ looking
+
+    def now(self) -> float:
+        """Monotonic seconds, as every age here is counted."""
+        return self._clock.now()
 
     def get(self, name: str) -> Worker | None:
         worker = self._workers.get(name)
@@ -202,6 +217,10 @@ class Registry:
         """Lost by age, whatever its move or quarantine says."""
         return now_s - (w.received_s if w.received_s is not None else w.known_since_s) > self._policy.lost_after_s
 
+    def stuck_transfers(self, w: Worker, now_s: float) -> int:
+        """KV transfers to it that neither came nor went for longer than any one takes."""
+        return int(w.transfers) if w.transfers and now_s - w.transfers_since_s > STUCK_AFTER_S else 0
+
     def views(self, now_s: float) -> tuple[WorkerView, ...]:
         """One view a worker. Rebuilt only when something changed or a state may have changed with time."""
         return tuple(w.view if w.view is not None and not w.dirty and now_s < w.recheck_s else self._look(w, now_s) for w in self)
@@ -224,6 +243,7 @@ class Registry:
             known_as_prefill=w.known_as_prefill,
             can_drop_stale="drop_stale" in w.capabilities,
             retry_after_s=w.retry_after_s,
+            stuck_transfers=self.stuck_transfers(w, now_s),
             model=w.hello.model if w.hello else (w.row.model if w.row else "default"),
             pool=w.hello.pool if w.hello else (w.row.pool if w.row else "default"),
         )
@@ -286,9 +306,10 @@ class Registry:
         if w is not None and w.hello is not None and _same_life(w.hello, hello):
             # A new connection starts its own numbering: nothing of the old one is listened to any more.
             w.hello, w.connection, w.seq, w.dirty = hello, connection, -1, True
+            w.transit, w.late_s = Transit(now_s), 0.0
             self._flippable(w, hello.flippable, hello.not_flippable_why)
             self._note_prefill(w, hello.role)
-            self._compare()
+            self._compare(w)
             return w
         fresh = Worker(
             name=hello.worker,
@@ -301,6 +322,7 @@ class Registry:
             known_since_s=now_s,
             role_since_s=now_s,
             connection=connection,
+            transit=Transit(now_s),
             seen_role=hello.role,
             own_flippable=hello.flippable,
             own_why="" if hello.flippable else hello.not_flippable_why,
@@ -324,10 +346,27 @@ class Registry:
         else:
             self._tell(fresh, "registered", f"incarnation {fresh.incarnation} as {hello.role}")
         self._workers[hello.worker] = fresh
-        self._compare()
+        self._replaces(fresh)
+        self._compare(fresh)
         if known is not None and known.url != hello.worker_url:
             self.former_urls.add(known.url)
         return fresh
+
+    def _replaces(self, fresh: Worker) -> None:
+        """Whoever had this address before and is silent is gone: acting for both would undo the one's work with the other's.
+
+        A quarantine is of the engine behind the address: a new name does not heal it.
+        """
+        now_s = self._clock.now()
+        for w in list(self):
+            if w is fresh or not w.url or _address(w.url) != _address(fresh.url) or not self.silent(w, now_s):
+                continue
+            if w.quarantined and w.quarantined_boot and w.quarantined_boot == fresh.engine_boot:
+                fresh.quarantined, fresh.quarantined_boot = True, fresh.engine_boot
+                self._tell(fresh, "quarantined", f"its engine was put in quarantine as {w.name}: restart it")
+            if w.move_id is None:
+                self.deregister(w.name)
+                self._tell(w, "replaced", f"{fresh.name} is at its address now")
 
     def left(self, name: str, connection: Connection) -> None:
         """A connection ended. The worker stays: only silence makes it stale, then lost."""
@@ -345,19 +384,21 @@ class Registry:
         if w.connection is not None:
             w.connection.close("deregistered")
             w.connection = None
-        self._compare()
+        self._compare(w)
         return True
 
-    def _compare(self) -> None:
-        """Look again at what workers say of themselves beside each other. Only those that have said hello count."""
-        stated = [
-            Stated(w.name, _address(w.url)[0], w.hello.bootstrap_port, w.hello.radix_cache) for w in self if w.hello is not None
-        ]
-        found = why_not_flippable(stated)
-        for w in self:
-            why = found.get(w.name, "")
-            if w.fleet_why != why:
-                w.fleet_why, w.dirty = why, True
+    def _compare(self, w: Worker) -> None:
+        """`w` came, left or says something else: look again at what workers say of themselves beside each other."""
+        stated = None
+        if w.hello is not None and not w.gone:
+            stated = Stated(w.name, _address(w.url)[0], w.hello.bootstrap_port, w.hello.radix_cache)
+        if not self._beside.changes(w.name, stated):
+            return
+        found = self._beside.why_not_flippable()
+        for other in self:
+            why = found.get(other.name, "")
+            if other.fleet_why != why:
+                other.fleet_why, other.dirty = why, True
 
     def _note_prefill(self, w: Worker, role: Role | None) -> None:
         if role is Role.PREFILL and w.prefill_start != w.engine_start:
@@ -400,16 +441,21 @@ class Registry:
             self._flippable(w, sample.flippable, sample.not_flippable_why)
         if not w.answers:
             return True  # the sidecar is alive, the engine is not: its numbers age as in silence
-        w.received_s = now_s
+        w.late_s = w.transit.late_s(sample.sent_s, now_s) if w.transit is not None else 0.0
+        w.received_s = now_s - w.late_s
         if w.warm_at_s is None:
             w.warm_at_s = now_s + self._policy.warmup_s
-        w.readings, rejected = read(sample.values, now_s, w.readings)
+        w.readings, rejected = read(sample.values, w.received_s, w.readings)
         for name, why in rejected:
             w.rejected[name, why] += 1
             self.counts["rejected_values"] += 1
         w.queue, w.queue_total = sample.queue, sample.queue_total
         self._read_back(w, sample.role, now_s)
         self._suspect(w, now_s)
+        queue = w.readings.transfer_queue
+        transfers = queue.value if isinstance(queue, Known) and w.role is Role.DECODE else 0.0
+        if transfers != w.transfers:
+            w.transfers, w.transfers_since_s = transfers, now_s
         return True
 
     def _flippable(self, w: Worker, flippable: bool, why: str) -> None:
@@ -509,6 +555,7 @@ class Registry:
         )
 
 
+@lru_cache(maxsize=8192)
 def _address(url: str) -> tuple[str, int]:
     """Who is called at `url`: its host and port, whatever way they are written."""
     parts = urlsplit(url)

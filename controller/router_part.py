@@ -11,6 +11,7 @@ from controller.outbox import Outbox
 from controller.registry import Registry
 from controller.routing import Routing
 from fluidpd.command import CancelMove, StepDone
+from fluidpd.failpoint import reach
 from fluidpd.names import Role
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.record import TransitionRow
@@ -63,6 +64,7 @@ class RouterPart:
             case Effect.JOIN_ROUTER | Effect.REJOIN_ROUTER:
 
                 async def joined(took_s: float) -> None:
+                    reach(held.move.phase, held.move.heading, "after_call")
                     if held.move.open:
                         await self._ledger.apply(held, Event.JOINED_ROUTER, took_s)
                         await self.step_done(held, Event.JOINED_ROUTER)
@@ -86,9 +88,9 @@ class RouterPart:
         await self.tell_step(held.row.worker, held.id, event)
 
     async def tell_cancel(self, worker: str, move_id: str, why: str) -> None:
-        await self._outbox.post_recorded(worker, CancelMove(move_id=move_id, why=why), STEP_TTL_S, keep=True, must=False)
+        await self._outbox.post_recorded(worker, CancelMove(move_id=move_id, why=why), STEP_TTL_S, must=False)
 
     async def tell_step(self, worker: str, move_id: str, event: Event) -> None:
         told = "left_router" if event is Event.LEFT_ROUTER else "joined_router"
         body = StepDone.model_validate({"move_id": move_id, "event": told})
-        await self._outbox.post_recorded(worker, body, STEP_TTL_S, keep=True, must=False)
+        await self._outbox.post_recorded(worker, body, STEP_TTL_S, must=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import signal
 import socket
 import sys
@@ -15,23 +16,23 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
-from controller.app import create_app
 from controller.clock import Clock
-from controller.jobs import Jobs
-from controller.loop import Controller
-from controller.routers.sglang_router import SglangRouter
-from controller.routes.access import read_tokens
+from controller.security import guard
 from controller.settings import ConfigError, ControllerSettings
-from controller.store.engine import DatabaseHeld, StoreUnavailable, hold_database, make_engine, migrate
+from controller.store.engine import DatabaseHeld, StoreUnavailable, address, hold_database, make_engine, migrate, sqlite_path
+from controller.store.postgresql import Limits
 from controller.store.queries import Queries
-from controller.store.writes import LeadershipHeld, Store
-from controller.stream import Hub
+from controller.store.space import Space
+from controller.store.writes import Store
+from controller.succession import Succession
 from fluidpd.cost import CostModel, parse_cost_table
 
 TABLE = "h100_h200.json"
+GARBAGE = 50_000  # objects more than before, until the youngest are looked at
 
 
 class StartFailed(Exception):
@@ -40,16 +41,17 @@ class StartFailed(Exception):
 
 async def serve(settings: ControllerSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises ConfigError, DatabaseHeld or StartFailed if it cannot start."""
-    read_tokens(settings.security.tokens_file)
+    guard.warn(settings)
+    tls = guard.tls_options(settings.security)
     cost = load_cost(settings)
     stop = asyncio.Event()
-    with _stopping_on_signals(stop), _listening(settings) as listener:
+    with _collecting_rarely(), _stopping_on_signals(stop), _listening(settings) as listener:
         try:
-            async with _running(settings, cost) as app_of:
-                await _serve_http(settings, app_of, listener, stop)
+            async with _running(settings, cost, _shown(listener, tls)) as succession:
+                await _serve_http(settings, succession, listener, stop, tls)
         except DatabaseHeld:
             raise
-        except (StoreUnavailable, LeadershipHeld) as error:
+        except StoreUnavailable as error:
             raise StartFailed(str(error)) from error
 
 
@@ -69,30 +71,33 @@ def load_cost(settings: ControllerSettings) -> CostModel:
 
 
 @asynccontextmanager
-async def _running(settings: ControllerSettings, cost: CostModel) -> AsyncIterator[tuple[Controller, Store, Queries, Hub]]:
+async def _running(settings: ControllerSettings, cost: CostModel, shown: str) -> AsyncIterator[Succession]:
+    database = settings.database
     async with AsyncExitStack() as opened:
-        held = hold_database(settings.database.url)
+        held = hold_database(database.url)
         if held is not None:
             opened.callback(held.close)
-        await asyncio.to_thread(migrate, settings.database.url)
-        store = Store(settings.database.url, settings.identity.scope, buffer_limit=settings.database.buffer_rows)
+        url = address(database.url, database.password_file)
+        limits = Limits(database.pool_size, database.connect_timeout_s, database.statement_timeout_s)
+        space = _space(settings)
+        await asyncio.to_thread(migrate, url)
+        store = Store(url, settings.identity.scope, buffer_limit=database.buffer_rows, limits=limits, space=space)
         opened.push_async_callback(store.close)
         await store.open()
-        reader = make_engine(settings.database.url, read_only=True)
+        reader = make_engine(url, read_only=True, limits=limits)
         opened.push_async_callback(reader.dispose)
-        clock, hub = Clock(), Hub()
-        router = None
-        if settings.router.url is not None:
-            router = SglangRouter(settings.router.url, clock=clock, health_wait_s=settings.router.health_wait_s)
-            opened.push_async_callback(router.close)
-        controller = Controller(settings, store, router, cost, clock, hub)
-        opened.push_async_callback(controller.stop)
-        await controller.start()
-        jobs = Jobs(controller, store, hub, settings.retention, wall=clock.wall)
-        jobs.start()
-        opened.push_async_callback(jobs.stop)
-        opened.callback(hub.close)
-        yield controller, store, Queries(reader, settings.identity.scope), hub
+        queries = Queries(reader, settings.identity.scope)
+        yield Succession(settings, store, queries, cost, Clock(), settings.server.advertise or shown)
+
+
+def _space(settings: ControllerSettings) -> Space | None:
+    """Measured once before the first write. None where the database has its disk elsewhere."""
+    path = sqlite_path(settings.database.url)
+    if path is None:
+        return None
+    space = Space(path, stop_share=settings.database.stop_share, reserve_bytes=settings.database.reserve_bytes)
+    space.look()
+    return space
 
 
 class _Server(uvicorn.Server):
@@ -104,37 +109,48 @@ class _Server(uvicorn.Server):
 
 
 async def _serve_http(
-    settings: ControllerSettings, parts: tuple[Controller, Store, Queries, Hub], listener: socket.socket, stop: asyncio.Event
+    settings: ControllerSettings, succession: Succession, listener: socket.socket, stop: asyncio.Event, tls: dict[str, Any]
 ) -> None:
-    controller, store, queries, hub = parts
     config = uvicorn.Config(
-        create_app(settings, controller, store, queries, hub),
+        succession,
         log_config=None,
         access_log=False,
         server_header=False,
         lifespan="off",
         ws_max_size=1024 * 1024,
+        **tls,
         timeout_graceful_shutdown=max(1, int(settings.server.stop_after_s / 2)),
     )
     server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    stopping = asyncio.create_task(stop.wait())
+    async with succession.running() as turns:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        stopping = asyncio.create_task(stop.wait())
+        print(f"fluidpd controller on {_shown(listener, tls)} ({settings.mode.value})", file=sys.stderr, flush=True)  # noqa: T201
+        try:
+            await asyncio.wait({serving, stopping, turns}, return_when=asyncio.FIRST_COMPLETED)
+        finally:  # also when this is cancelled: a server that goes on would hold a socket that is closed below it
+            stopping.cancel()
+            await succession.stop()  # first: requests that are still open must not keep the next leader waiting
+            succession.close_streams()
+            server.should_exit = True
+            try:
+                async with asyncio.timeout(settings.server.stop_after_s):
+                    await serving
+            except TimeoutError:
+                server.force_exit = True
+                serving.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await serving
+        if not turns.cancelled():
+            turns.result()
+
+
+def _shown(listener: socket.socket, tls: dict[str, Any]) -> str:
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"fluidpd controller on http://{shown}:{port} ({settings.mode.value})", file=sys.stderr, flush=True)  # noqa: T201
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    hub.close()  # open streams would keep the server waiting
-    server.should_exit = True
-    try:
-        async with asyncio.timeout(settings.server.stop_after_s):
-            await serving
-    except TimeoutError:
-        server.force_exit = True
-        serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
-    finally:
-        stopping.cancel()
+    if host in ("0.0.0.0", "::"):  # noqa: S104  every address: others need one that leads here
+        host = socket.gethostname()
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @contextmanager
@@ -166,6 +182,18 @@ def _listening(settings: ControllerSettings) -> Iterator[socket.socket]:
         yield listener
     finally:
         listener.close()
+
+
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Python's cycle collector looks at everything that lives, and samples come and go by the hundred thousand a second, without
+    cycles: at its usual thresholds it took half the time of a large fleet's controller, and stopped it for 0.3 s at once."""
+    usual = gc.get_threshold()
+    gc.set_threshold(GARBAGE, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 @contextmanager

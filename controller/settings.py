@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from controller.settings_source import ConfigError, build
+from fluidpd.addresses import Allowed
 from fluidpd.names import Mode
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.record import Scope
@@ -21,6 +22,8 @@ from fluidpd.slo import SloTargets
 
 __all__ = ["ConfigError", "ControllerSettings", "load_settings", "redacted", "schema"]
 
+_USER_ONLY = re.compile(r"^postgres[^:]*://[^:@/]+@")
+SECRET_FILES = ("tokens_file", "fleet_secret_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file")
 _NAME = r"^[a-zA-Z0-9]([-a-zA-Z0-9_.]*[a-zA-Z0-9])?$"
 
 
@@ -35,15 +38,43 @@ class ServerSettings(_Section):
     port: int = Field(default=8070, ge=0, le=65535, description="0 takes a free one")
     allowed_hosts: tuple[str, ...] = Field(default=(), description="further names in the Host header, for a proxy in front")
     stop_after_s: float = Field(default=10.0, gt=0, le=300, description="a stop that takes longer is forced")
+    advertise: str | None = Field(
+        default=None,
+        pattern=r"^https?://\S+$",
+        max_length=300,
+        description="address under which others reach it: a standby names it; none: made of host and port",
+    )
 
 
 class DatabaseSettings(_Section):
     url: str = Field(
         default="sqlite+aiosqlite:///var/fluidpd.db",
         min_length=1,
-        description="sqlite+aiosqlite:///PATH or postgresql+asyncpg://...",
+        description="sqlite+aiosqlite:///PATH or postgresql+asyncpg://USER@HOST/NAME",
+    )
+    password_file: str | None = Field(
+        default=None, min_length=1, description="holds the password of the user in url, which then stands nowhere else"
+    )
+    pool_size: int = Field(
+        default=5, ge=2, le=100, description="PostgreSQL: most connections for writes, and again as many for reads"
+    )
+    connect_timeout_s: float = Field(default=2.0, gt=0, le=60, description="PostgreSQL: longest wait for a connection")
+    statement_timeout_s: float = Field(
+        default=3.0, gt=0, le=60, description="PostgreSQL: longest a statement may take; with the wait above, any call"
     )
     buffer_rows: int = Field(default=50_000, ge=100, le=5_000_000, description="per-second rows kept while the database is away")
+    stop_share: float = Field(
+        default=0.95,
+        gt=0,
+        le=1,
+        description="of a SQLite file's disk: fuller than this, and less than a GiB free, history and new moves stop",
+    )
+    reserve_bytes: int = Field(
+        default=16 * 2**20,
+        ge=0,
+        le=2**40,
+        description="held back beside a SQLite file, at most 5 % of its disk, given up when it is full; 0: none",
+    )
 
     @field_validator("url")
     @classmethod
@@ -53,6 +84,12 @@ class DatabaseSettings(_Section):
         if re.match(r"^sqlite[^:]*://(/?|/:memory:)$", url):
             raise ValueError("a memory database forgets everything and cannot be shared; write sqlite+aiosqlite:///PATH")
         return url
+
+    @model_validator(mode="after")
+    def _one_password(self) -> DatabaseSettings:
+        if self.password_file is not None and not _USER_ONLY.match(self.url):
+            raise ValueError("with password_file, url names a user and no password: postgresql+asyncpg://USER@HOST/NAME")
+        return self
 
 
 class RouterSettings(_Section):
@@ -82,10 +119,42 @@ class CostSettings(_Section):
 
 
 class SecuritySettings(_Section):
+    """Who may do what, from where. Secrets are named by file, never held."""
+
     tokens_file: str | None = Field(
-        default=None, min_length=1, description="JSON list of {name, sha256, scopes}; scopes: read, operate, admin, metrics"
+        default=None, min_length=1, description="who may use the API: made by `fluidpd token create`, read again when it changes"
     )
     fleet_secret_file: str | None = Field(default=None, min_length=1, description="one secret that sidecars and controller share")
+    insecure_no_auth: bool = Field(
+        default=False, description="listen beyond loopback without tokens: whoever reaches the port may move workers"
+    )
+    tls_cert_file: str | None = Field(default=None, min_length=1, description="serve https and wss with this certificate")
+    tls_key_file: str | None = Field(default=None, min_length=1, description="its key")
+    tls_client_ca_file: str | None = Field(
+        default=None, min_length=1, description="accept only clients with a certificate of this CA (mutual TLS)"
+    )
+    allowed_workers: tuple[str, ...] = Field(
+        default=(), description="networks and host names of workers and sidecars; none: each may name its own address only"
+    )
+    writes_per_minute: int = Field(default=60, ge=1, le=100_000, description="acting requests of one token")
+    streams_per_token: int = Field(default=5, ge=1, le=1_000, description="event streams that one token may hold open")
+    failed_tokens_per_minute: int = Field(
+        default=30, ge=1, le=100_000, description="requests without a good token, from one address, before it is told to wait"
+    )
+
+    @field_validator("allowed_workers")
+    @classmethod
+    def _addresses(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        Allowed.of(entries, loopback=True)
+        return entries
+
+    @model_validator(mode="after")
+    def _whole(self) -> SecuritySettings:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file go together: `fluidpd certs issue` makes both")
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            raise ValueError("tls_client_ca_file needs tls_cert_file: without TLS no client shows a certificate")
+        return self
 
 
 class RetentionSettings(_Section):
@@ -134,6 +203,11 @@ class ControllerSettings(_Section):
         except ValueError:
             return False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody who reaches the port may act."""
+        return not self.is_loopback and self.security.tokens_file is None
+
 
 def load_settings(
     path: Path | str | None = None, env: Mapping[str, str] | None = None, overrides: Mapping[str, object] | None = None
@@ -143,17 +217,19 @@ def load_settings(
     Raises ConfigError naming the source, the field, the line where there is one, and what is allowed.
     """
     settings = build(ControllerSettings, Path(path) if path is not None else None, env or {}, overrides or {})
-    if not settings.is_loopback and settings.security.tokens_file is None:
+    if settings.is_open and not settings.security.insecure_no_auth:
         raise ConfigError(
             f"server.host is {settings.server.host}, which other machines can reach, and security.tokens_file is not set: "
-            "anyone could move workers. Listen on 127.0.0.1, or set security.tokens_file (docs/configuration.md shows how)."
+            "anyone could move workers. Listen on 127.0.0.1, or make tokens with `fluidpd token create` and set "
+            "security.tokens_file. (security.insecure_no_auth: true starts it all the same, and says so everywhere.)"
         )
     if settings.policy.guard_s >= settings.slo.tbt_s:
         raise ConfigError(
             f"policy.guard_s ({settings.policy.guard_s}) must be below slo.tbt_s ({settings.slo.tbt_s}): a step needs time too"
         )
-    _readable(settings.security.tokens_file, "security.tokens_file")
-    _readable(settings.security.fleet_secret_file, "security.fleet_secret_file")
+    for field in SECRET_FILES:
+        _readable(getattr(settings.security, field), f"security.{field}")
+    _readable(settings.database.password_file, "database.password_file")
     return settings
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from pydantic import BaseModel
 
 _log = logging.getLogger(__name__)
 EVENTS = ("status", "workers", "indices", "transition", "decision", "audit")
+_WHOLE = "workers"  # holds every worker, a megabyte for a thousand: of these only the newest is replayed, so only that is kept
 RING = 2_000
 HEARTBEAT_S = 15.0
 RETRY_MS = 2_000
@@ -53,8 +53,10 @@ class Hub:
     def __init__(self, *, ring: int = RING, wall: Callable[[], float] = time.time, max_listeners: int = 100) -> None:
         self._boot = f"{int(wall() * 1000):x}"
         self._number = 0
-        self._ring: deque[Event] = deque(maxlen=ring)
-        self._listeners: set[asyncio.Queue[Event | None]] = set()
+        self._size = ring
+        self._ring: dict[int, Event] = {}  # by number, oldest first
+        self._whole = 0
+        self._listeners: dict[asyncio.Queue[Event | None], frozenset[str] | None] = {}  # and what each wants; None: everything
         self._max_listeners = max_listeners
         self._closed = False
         self._taps: list[Callable[[str, Mapping[str, Any]], None]] = []
@@ -66,6 +68,10 @@ class Hub:
     @property
     def listeners(self) -> int:
         return len(self._listeners)
+
+    def wants(self, event: str) -> bool:
+        """Whether anybody listens to such events: what is costly to make need not be made for nobody."""
+        return any(only is None or event in only for only in self._listeners.values())
 
     @property
     def is_full(self) -> bool:
@@ -80,27 +86,39 @@ class Hub:
                 _log.exception("a tap of the event hub failed on %s", event)
         self._number += 1
         item = Event(f"{self._boot}-{self._number}", event, json_bytes(data).decode())
-        self._ring.append(item)
-        for queue in tuple(self._listeners):
+        self._keep(item)
+        for queue, only in tuple(self._listeners.items()):
+            if only is not None and event not in only:
+                continue
             try:
                 queue.put_nowait(item)
             except asyncio.QueueFull:
-                self._listeners.discard(queue)
+                self._listeners.pop(queue, None)
                 queue.get_nowait()
                 queue.put_nowait(None)  # the listener reconnects and replays from the ring
 
-    async def listen(self, last_id: str | None = None, *, heartbeat_s: float = HEARTBEAT_S) -> AsyncIterator[str]:
-        """SSE text for one listener, starting after `last_id` where the ring still has it."""
+    def _keep(self, item: Event) -> None:
+        self._ring[self._number] = item
+        self._ring.pop(self._number - self._size, None)
+        if item.name == _WHOLE:
+            self._ring.pop(self._whole, None)
+            self._whole = self._number
+
+    async def listen(
+        self, last_id: str | None = None, *, only: frozenset[str] | None = None, heartbeat_s: float = HEARTBEAT_S
+    ) -> AsyncIterator[str]:
+        """SSE text for one listener, starting after `last_id` where the ring still has it; `only` these events."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue(_QUEUE)
         missed = self._since(last_id)
-        self._listeners.add(queue)
+        self._listeners[queue] = only
         try:
             yield f"retry: {RETRY_MS}\n\n"
             if missed is None:
                 # Not replayable (an older process, or too long ago): the listener must read the state anew.
                 yield f"event: reset\ndata: {json_bytes({'last_event_id': last_id}).decode()}\n\n"
             for item in missed or ():
-                yield item.text()
+                if only is None or item.name in only:
+                    yield item.text()
             while not self._closed:
                 try:
                     item_or_end = await asyncio.wait_for(queue.get(), heartbeat_s)
@@ -111,7 +129,7 @@ class Hub:
                     return
                 yield item_or_end.text()
         finally:
-            self._listeners.discard(queue)
+            self._listeners.pop(queue, None)
 
     def close(self) -> None:
         """End every stream, so that the server can stop."""
@@ -129,7 +147,6 @@ class Hub:
         if boot != self._boot or not number.isdigit() or int(number) > self._number:
             return None
         wanted = int(number) + 1
-        oldest = self._number - len(self._ring) + 1
-        if wanted < oldest:
+        if wanted <= self._number - self._size:
             return None
-        return list(self._ring)[wanted - oldest :]
+        return [item for number, item in self._ring.items() if number >= wanted]

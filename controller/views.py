@@ -12,6 +12,7 @@ from typing import Any
 from controller.registry import Registry, Worker
 from fluidpd.indices import Indices
 from fluidpd.names import PluginState, WorkerState
+from fluidpd.policy.guards import pair_broken
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.record import TransitionRow
 from fluidpd.slo import SloTargets
@@ -94,6 +95,7 @@ def worker_view(
         "plugin": w.plugin.value if w.plugin else None,
         "plugin_why": w.plugin_why,
         "cannot": dict(w.cannot),
+        "exposed": list(hello.exposed) if hello else [],
         "retry_after_s": max(0.0, w.retry_after_s - now_s) if w.retry_after_s is not None else None,
         "move": _move(move) if move else None,
         "routed_as": routed_as,
@@ -168,6 +170,13 @@ def attention(registry: Registry) -> tuple[str, ...]:
     for w in sorted(registry, key=lambda w: w.name):
         if not w.flippable:
             found.setdefault(("no role change for {}", w.not_flippable_why), []).append(w.name)
+    if (pair := pair_broken(registry.views(registry.now()))) is not None:
+        dead, waiting = pair
+        why = f"prefill worker {dead} is lost, and what it was sending is no load. Restart {dead}"
+        found["PD pair broken: {} waits", why] = [waiting]
+    for w in sorted(registry, key=lambda w: w.name):
+        for said in w.hello.exposed if w.hello else ():
+            found.setdefault(("open to anybody on {}", said), []).append(w.name)
     return tuple(what.format(listed(names)) + (f": {why}" if why else "") for (what, why), names in found.items())
 
 

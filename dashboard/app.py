@@ -28,7 +28,7 @@ from dashboard.pulse import Pulse
 from dashboard.reading import Reads, Records, StoreUnreadable
 from dashboard.rendering import render
 from dashboard.security import CSRF_FIELD, SESSION_COOKIE, Doorman, Forms
-from dashboard.settings import DashboardSettings
+from dashboard.settings import OPEN, DashboardSettings
 from dashboard.urls import Window
 
 THEME_COOKIE = "fluidpd_theme"
@@ -67,7 +67,7 @@ class Site:
         self.settings = settings
         self.client = client
         self.wall = wall
-        self.records = Records(queries, wall)
+        self.records = Records(queries, wall, insecure=OPEN.format(host=settings.host) if settings.is_open else "")
         self.pulse = Pulse(client, wall, settings.poll_s, settings.max_streams)
         self.forms = Forms()
         self.assets = load_assets()

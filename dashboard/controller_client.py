@@ -5,6 +5,7 @@ Never retries an action: a person sees the answer and decides.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,6 +14,8 @@ from urllib.parse import quote
 import httpx
 
 STREAM_SILENCE_S = 30.0  # twice the heartbeat: a stream quiet for longer is dead
+# Only what a page does not see at its next beat anyway: the others hold the whole fleet, a megabyte of a large one.
+STREAM = "/api/v1/stream?events=transition,decision,audit"
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
 
@@ -43,12 +46,20 @@ class Controller(Protocol):
 class ControllerClient:
     """The real one, over HTTP."""
 
-    def __init__(self, base_url: str, token: str | None = None, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        token: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         headers = {"User-Agent": "fluidpd-dashboard", "X-Fluidpd-Source": "dashboard"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
         # Proxies of the environment must never see a fleet's commands.
-        self._http = httpx.AsyncClient(base_url=base_url, headers=headers, transport=transport, timeout=5.0, trust_env=False)
+        self._http = httpx.AsyncClient(
+            base_url=base_url, headers=headers, transport=transport, timeout=5.0, trust_env=False, verify=tls or True
+        )
 
     async def pin(self, worker: str, role: str, ttl_s: float, reason: str, expected_version: int | None) -> Problem | None:
         body: dict[str, Any] = {"role": role, "ttl_s": ttl_s, "reason": reason}
@@ -71,7 +82,7 @@ class ControllerClient:
         timeout = httpx.Timeout(5.0, read=STREAM_SILENCE_S)
         accept = {"Accept": "text/event-stream"}
         try:
-            async with self._http.stream("GET", "/api/v1/stream", headers=accept, timeout=timeout) as answer:
+            async with self._http.stream("GET", STREAM, headers=accept, timeout=timeout) as answer:
                 if answer.status_code != httpx.codes.OK:
                     raise ControllerGone(f"the controller's stream answered {answer.status_code}")
                 yield ""

@@ -66,6 +66,7 @@ RULES: dict[Rule, str] = {
     Rule.DATABASE_DOWN: "the database cannot record the move",
     Rule.TELEMETRY_BELOW_QUORUM: "telemetry is below quorum",
     Rule.PEERS_HOLD_STALE_BOOTSTRAP: "decode workers still hold its old bootstrap address, and requests would hang",
+    Rule.PAIR_BROKEN: "a prefill worker is lost, and decode workers wait for what it was sending: that is not load",
 }
 
 STATES: dict[WorkerState, str] = {
@@ -117,6 +118,7 @@ NUMBER_NAMES = {
     "good_if_shed": "if lost causes were turned away",
     "late_if_stay": "late as it is",
     "goodput_margin": "asked of a move",
+    "headroom": "times the sustained load this split could carry",
     "model_residual_share": "the goodput model is unsure and thresholds judge: steps off by",
 }
 

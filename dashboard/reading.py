@@ -63,8 +63,9 @@ class StoreUnreadable(RuntimeError):
 class Records:
     """The reads of one dashboard process. `wall` is the clock that ages are measured against."""
 
-    def __init__(self, queries: Reads, wall: Callable[[], float], shared_s: float = SHARED_S) -> None:
+    def __init__(self, queries: Reads, wall: Callable[[], float], shared_s: float = SHARED_S, insecure: str = "") -> None:
         self.queries = queries
+        self.insecure = insecure  # a sentence for every page
         self.wall = wall
         self.shared_s = shared_s
         self._kept: dict[object, tuple[float, Any]] = {}

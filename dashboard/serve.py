@@ -6,16 +6,19 @@ Never writes to the database: the engine refuses it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 
 import uvicorn
 
-from controller.store.engine import make_engine
+from controller.store.engine import address, make_engine
 from controller.store.queries import Queries
 from dashboard.app import create_app
 from dashboard.controller_client import ControllerClient
-from dashboard.settings import DashboardSettings
+from dashboard.settings import OPEN, DashboardSettings
+
+log = logging.getLogger(__name__)
 
 
 class PortBusy(OSError):
@@ -49,8 +52,10 @@ async def let_go(server: uvicorn.Server, end_streams: Callable[[], None]) -> Non
 async def serve(settings: DashboardSettings) -> None:
     """Serve until the process is told to stop."""
     sock = listen(settings)
-    engine = make_engine(settings.database_url, read_only=True)
-    client = ControllerClient(settings.controller_url, settings.token())
+    engine = make_engine(address(settings.database_url, settings.database_password_file), read_only=True)
+    client = ControllerClient(settings.controller_url, settings.token(), tls=settings.tls())
+    if settings.is_open:
+        log.warning("%s", OPEN.format(host=settings.host))
     try:
         app = create_app(settings, Queries(engine, settings.scope), client)
         config = uvicorn.Config(

@@ -5,6 +5,8 @@ Never holds a policy number: those are the controller's, and are shown as it wro
 
 from __future__ import annotations
 
+import ssl
+from ipaddress import ip_address
 from pathlib import Path
 
 from pydantic import Field, SecretStr, model_validator
@@ -12,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fluidpd.record import Scope
 
+OPEN = "INSECURE: this dashboard at {host} is open to everyone who reaches it, and acts with its token"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -25,9 +28,18 @@ class DashboardSettings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8071, ge=0, le=65535)
     database_url: str = Field(default="sqlite+aiosqlite:///var/fluidpd.db", description="opened read-only")
+    database_password_file: Path | None = Field(default=None, description="holds the password of the user in database_url")
     controller_url: str = Field(default="http://127.0.0.1:8070", pattern=r"^https?://")
     controller_token: SecretStr | None = Field(default=None, description="bearer token for the controller's API")
     controller_token_file: Path | None = None
+    controller_ca_file: Path | None = Field(
+        default=None, description="CA of the controller's certificate, where it is not a public one"
+    )
+    controller_cert_file: Path | None = Field(default=None, description="certificate to show to a controller that wants one")
+    controller_key_file: Path | None = Field(default=None, description="its key")
+    insecure_no_auth: bool = Field(
+        default=False, description="listen beyond loopback: the dashboard has no login, so anybody there acts with its token"
+    )
     allowed_hosts: tuple[str, ...] = Field(
         default=LOOPBACK_NAMES, description="names a browser may use for this page; add yours when it is not loopback"
     )
@@ -44,9 +56,43 @@ class DashboardSettings(BaseSettings):
             raise ValueError("set controller_token or controller_token_file, not both")
         return self
 
+    @model_validator(mode="after")
+    def _guarded(self) -> DashboardSettings:
+        if self.is_open and not self.insecure_no_auth:
+            raise ValueError(
+                f"host {self.host} can be reached from other machines, and the dashboard has no login of its own: "
+                "whoever opens it acts with its token. Listen on 127.0.0.1 behind a proxy that asks who it is. "
+                "(insecure_no_auth: true starts it all the same, and says so on every page)"
+            )
+        return self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody who reaches the port sees the fleet and may act on it."""
+        if self.host in LOOPBACK_NAMES:
+            return False
+        try:
+            return not ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return True
+
     @property
     def scope(self) -> Scope:
         return Scope(self.cluster, self.model, self.pool)
+
+    def tls(self) -> ssl.SSLContext | None:
+        """For calls to the controller; None where nothing is set. Raises ValueError on files that cannot be used."""
+        if self.controller_ca_file is None and self.controller_cert_file is None:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.controller_ca_file)
+            if self.controller_cert_file is not None:
+                context.load_cert_chain(self.controller_cert_file, self.controller_key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ValueError(
+                f"controller_ca_file, controller_cert_file or controller_key_file cannot be used: {error}"
+            ) from error
+        return context
 
     def token(self) -> str | None:
         """The bearer token, read when it is needed so that a rotated file is picked up at the next start."""

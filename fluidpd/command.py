@@ -43,6 +43,10 @@ class GrantTerms(WireModel):
     claim_margin: float = Field(default=0.25, ge=0)
     progress_floor_s: float = Field(default=0.25, gt=0, description="a borrowed prompt gets a minimal chunk at least this often")
 
+    def for_record(self) -> dict[str, Any]:
+        """Who may be borrowed from. The waits that it tells of are over before anybody reads them in a database."""
+        return self.model_dump(mode="json", exclude={"prefill": {"__all__": {"etas_s", "sidecar_url", "bootstrap"}}})
+
 
 class RevokeTerms(WireModel):
     kind: Literal[CommandKind.REVOKE] = CommandKind.REVOKE
@@ -94,13 +98,22 @@ class CancelMove(WireModel):
 Body = Annotated[GrantTerms | RevokeTerms | MoveOrder | StepDone | CancelMove, Field(discriminator="kind")]
 
 
-class Command(WireModel):
+class Envelope(WireModel):
+    """What makes a command refusable; all of it but the body."""
+
     type: Literal["command"] = "command"
     id: str
     worker: str
     incarnation: int
     epoch: int
     ttl_s: float = Field(gt=0, description="seconds the command is valid after it was sent")
+
+    def around(self, body_json: str) -> str:
+        """The whole command as JSON: one body may go to many workers, and is put into words once."""
+        return f'{self.model_dump_json()[:-1]},"body":{body_json}}}'
+
+
+class Command(Envelope):
     body: Body
 
 

@@ -151,6 +151,7 @@ class Rule(StrEnum):
     DATABASE_DOWN = "database_down"
     TELEMETRY_BELOW_QUORUM = "telemetry_below_quorum"
     PEERS_HOLD_STALE_BOOTSTRAP = "peers_hold_stale_bootstrap"
+    PAIR_BROKEN = "pair_broken"
 
 
 class CommandKind(StrEnum):

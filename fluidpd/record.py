@@ -214,6 +214,16 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaderRow:
+    """Who holds the leadership. `left_s` is counted by the database's clock; at 0 or below another may take it."""
+
+    holder: str
+    address: str  # its API; empty when a version wrote it that did not say
+    epoch: int
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StatusRow:
     """The controller's one-row summary, rewritten every second: what a page shows when the controller itself is gone."""
 
@@ -237,6 +247,8 @@ class StatusRow:
     requests_good: float | None
     banner: str = ""  # database, telemetry or router trouble, in a sentence
     attention: tuple[str, ...] = ()  # workers of which less can be had than of others, and why: no trouble of the controller's
+    leader: str = ""  # API of the controller that leads; empty when nobody does, or it did not say
+    insecure: str = ""  # what stands open to anybody, in a sentence
 
 
 def refusal_as_dict(refusal: Refusal) -> dict[str, object]:

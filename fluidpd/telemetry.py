@@ -68,6 +68,21 @@ class WaitingPrompt(WireModel):
     waited_s: float = Field(ge=0)
 
 
+class Challenge(WireModel):
+    """First message of a controller that asks for proof. The hello that answers it is sealed: see fluidpd.signing."""
+
+    type: Literal["challenge"] = "challenge"
+    nonce: str = Field(min_length=16, max_length=64)
+
+
+class LinkProof(WireModel):
+    """What a sealed hello says in the open: with which key it is sealed."""
+
+    worker: str = Field(min_length=1, max_length=63)
+    link_nonce: str = Field(min_length=16, max_length=64)
+    link_key: str = Field(default="", max_length=64)  # a token's id; empty = the fleet secret
+
+
 class Hello(WireModel):
     """First message of a sidecar on its connection: registration, capabilities, and the highest epoch it has seen."""
 
@@ -97,6 +112,9 @@ class Hello(WireModel):
     highest_epoch: int = 0
     open_move: dict[str, Any] | None = None  # the journal's open move: {id, phase, heading, from_role, to_role}
     max_prefill_chunk_tokens: int | None = None
+    exposed: tuple[str, ...] = ()  # what stands open to anybody at this worker, a sentence each
+    link_nonce: str = ""  # the sidecar's part of the connection's key, and
+    link_key: str = ""  # which key that is made from: see LinkProof
 
 
 class Welcome(WireModel):
@@ -111,8 +129,18 @@ class Welcome(WireModel):
 
 
 class Refused(WireModel):
+    """Instead of a welcome. `standby`: nothing is wrong with the hello, another controller leads: go on to the next address."""
+
     type: Literal["refused"] = "refused"
     why: str
+    standby: bool = False
+
+
+class NotLeading(WireModel):
+    """To a welcomed sidecar: this controller leads no more, or may not know. One that knows other addresses tries these."""
+
+    type: Literal["not_leading"] = "not_leading"
+    why: str = ""
 
 
 class Sample(WireModel):
@@ -123,6 +151,7 @@ class Sample(WireModel):
     incarnation: int
     seq: int
     wall_s: float  # sender's wall clock: only ever shown, never used
+    sent_s: float | None = None  # its monotonic seconds since its hello, less a message's way: can only make the sample older
     role: Role | None  # read back from the engine, never from a metric label
     engine_state: Literal["serving", "warming", "switching", "unhealthy", "unreachable"] = "serving"
     flippable: bool | None = None
@@ -142,6 +171,10 @@ QUEUE_LIMIT = 256
 class Bounds:
     high: float
     clamp_to: float | None = None  # values in (clamp_to, high] are clamped and flagged
+    usual: float = field(init=False)  # values from 0 to this are taken as they are
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "usual", self.high if self.clamp_to is None else self.clamp_to)
 
 
 _COUNT, _TOKENS, _SECONDS, _RATE = Bounds(1e6), Bounds(1e9), Bounds(3600.0), Bounds(1e8)
@@ -260,7 +293,12 @@ def read(
     judged: dict[str, Reading] = {}
     rejected: list[tuple[str, UnknownWhy]] = []
     for name, bounds in BOUNDS.items():
-        reading = judge(values.get(name), bounds, at_s)
+        raw = values.get(name)
+        # Nearly every number is an ordinary one. (A bool's type is bool, and NaN is not within any bounds.)
+        if (type(raw) is float or type(raw) is int) and 0 <= raw <= bounds.usual:
+            judged[name] = Known(float(raw), at_s)
+            continue
+        reading = judge(raw, bounds, at_s)
         if isinstance(reading, Unknown) and reading.why is not UnknownWhy.MISSING:
             rejected.append((name, reading.why))
             last = getattr(previous, name) if previous is not None else MISSING
@@ -304,6 +342,7 @@ class WorkerView:
     known_as_prefill: bool = False  # its engine process has been a prefill worker: decode workers may have cached its addresses
     can_drop_stale: bool = True  # its plugin can forget what it cached about a prefill worker
     retry_after_s: float | None = None  # backoff after a failed move
+    stuck_transfers: int = 0  # KV transfers to it that have not moved for a while
     model: str = "default"
     pool: str = "default"
 

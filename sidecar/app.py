@@ -9,29 +9,37 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections import Counter
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
+from fluidpd.addresses import Allowed
 from fluidpd.command import HandoffPeer, MoveOrder
 from fluidpd.names import End, PluginState, Role
 from fluidpd.telemetry import Hello, Welcome
 from sidecar.bandwidth import TokenBucket
 from sidecar.clock import Clock
-from sidecar.driver import Driver, as_hello
+from sidecar.driver import Driver
 from sidecar.engines.plugin_socket import PluginSocket
 from sidecar.engines.sglang import SglangEngine
 from sidecar.gpu.nvml import Nvml
 from sidecar.handoff import Adoptions, Handoffs
+from sidecar.history import History
 from sidecar.journal import Journal
 from sidecar.link import Link
+from sidecar.link_key import LinkKey
 from sidecar.metrics import registry_of
+from sidecar.peer_http import PinnedTransport
 from sidecar.peers import Claims, PeerClient, StaleBootstraps
 from sidecar.phases import Phases, Told
 from sidecar.ports import Engine, EngineFacts
 from sidecar.protocol import PluginHello, PluginWelcome
+from sidecar.reports import as_hello
 from sidecar.sampler import Sampler
-from sidecar.settings import SidecarSettings
+from sidecar.settings import SidecarSettings, is_loopback
+from sidecar.tls import client_context
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +54,9 @@ class Sidecar:
         self.settings = settings
         self.clock = clock or Clock()
         self.boot = uuid.uuid4().hex[:16]
-        self.url = settings.sidecar_url or f"http://{settings.host}:{settings.port}"
+        self.url = settings.sidecar_url or f"{settings.scheme}://{settings.host}:{settings.port}"
         self.secret = settings.secret()
+        self.refused_peers_total: Counter[str] = Counter()
         settings.admin_key()  # read again for each use; here only so that a wrong path is found at the start
         self.journal = Journal.open(settings.state_dir)
         self.facts: EngineFacts | None = None
@@ -60,8 +69,14 @@ class Sidecar:
         self._hz = settings.sample_hz
 
         self._engine_http = httpx.AsyncClient(base_url=settings.worker_url, trust_env=False)
+        tls = client_context(settings)
         self._peer_http = httpx.AsyncClient(
-            trust_env=False, limits=httpx.Limits(max_connections=None, max_keepalive_connections=32)
+            trust_env=False,
+            transport=PinnedTransport(
+                Allowed.of(settings.allowed_peers, loopback=is_loopback(urlsplit(self.url).hostname or "")),
+                verify=tls if tls is not None else True,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+            ),
         )
         self.engine: Engine = engine or SglangEngine(
             self._engine_http,
@@ -75,7 +90,7 @@ class Sidecar:
         )
         self.gpu = Nvml(settings.gpu_index)
         self.plugin = PluginSocket(settings.plugin_socket, self._plugin_welcome)
-        self.peers = PeerClient(self._peer_http, lambda: self.url, lambda: self.secret)
+        self.peers = PeerClient(self._peer_http, lambda: self.url, lambda: self.secret, epoch=lambda: self.driver.highest_epoch)
         self.stale = StaleBootstraps(self.plugin, self.peers, settings.bootstrap, settings.limits.drop_stale_s)
         self.phases = Phases(
             self.engine,
@@ -86,6 +101,7 @@ class Sidecar:
             allow_plain_drain=settings.allow_plain_drain,
             mark_not_flippable=self._mark_not_flippable,
         )
+        self.history = History(settings.history_file, self.clock)
         self.driver = Driver(
             worker=settings.worker,
             journal=self.journal,
@@ -94,14 +110,16 @@ class Sidecar:
             clock=self.clock,
             limits=settings.limits,
             report=lambda report: self.link.report(report),
+            history=self.history,
         )
         self.link = Link(
-            settings.controller_url,
+            settings.controller_urls,
             self.clock,
             self.driver,
             hello=self.hello,
             welcomed=self._welcomed,
-            secret=lambda: self.secret,
+            proof=LinkKey(self.secret, settings.token()),
+            tls=tls,
         )
         self.sampler = Sampler(
             settings.worker,
@@ -167,6 +185,7 @@ class Sidecar:
         await self._peer_http.aclose()
         self.gpu.close()
         self.journal.close()
+        self.history.close()
 
     def crashed(self) -> BaseException | None:
         """Why a part that must never end has ended, if one has."""
@@ -211,6 +230,7 @@ class Sidecar:
             highest_epoch=self.driver.highest_epoch,
             open_move=as_hello(self.driver.open_move),
             max_prefill_chunk_tokens=self.facts.max_prefill_chunk_tokens,
+            exposed=self.exposed(),
         )
 
     def degraded(self) -> list[str]:
@@ -228,6 +248,13 @@ class Sidecar:
             "the last move quarantined this worker: restart the engine, and look at the move's detail" if quarantined else "",
         ]
         return [reason for reason in found if reason]
+
+    def exposed(self) -> tuple[str, ...]:
+        """What anybody could do here, each in a sentence."""
+        found = [self.facts.switch_open_why if self.facts is not None else ""]
+        if self.settings.is_open:
+            found.append(f"the sidecar at {self.url} takes anybody for a peer: set fleet_secret_file")
+        return tuple(said for said in found if said)
 
     def _is_another_engine(self, boot: str) -> bool:
         """Whether the engine of now is known to be another process than the one of this boot."""
@@ -289,6 +316,7 @@ class Sidecar:
             "claims": {"asked": self.claims.asked_total, "answered": self.claims.answered_total},
             "gpu": self.gpu.read() or {"absent": self.gpu.why_absent},
             "degraded": self.degraded(),
+            "exposed": self.exposed(),
         }
 
     # ------------------------------------------------------------ how the parts tell each other
@@ -304,7 +332,7 @@ class Sidecar:
             self.not_flippable_why = ""  # it was true of a process that is gone
             self.facts = None
             self._ask_facts.set()
-        self.driver.role = self.driver.role or hello.role
+        self._role_said(hello.role)
         self.link.register_again()
 
     def _plugin_left(self, part: str) -> None:
@@ -316,7 +344,14 @@ class Sidecar:
         self.link.register_again()
 
     def _role_seen(self, role: Role) -> None:
+        if role is not self.driver.role:
+            self.history.role(self.settings.worker, role)
         self.driver.role = role
+
+    def _role_said(self, role: Role | None) -> None:
+        """What stands until the first reading of the role."""
+        if self.driver.role is None and role is not None:
+            self._role_seen(role)
 
     def _welcomed(self, welcome: Welcome) -> None:
         if welcome.sample_hz != self._hz:
@@ -347,7 +382,7 @@ class Sidecar:
                     self.link.register_again()
                 self.facts = found
                 self.driver.engine_boot = found.boot
-                self.driver.role = self.driver.role or found.role
+                self._role_said(found.role)
             await self.driver.write_welcome()  # a disk that was full may have room again
             self._ask_facts.clear()
             with contextlib.suppress(TimeoutError):

@@ -12,10 +12,12 @@ import math
 from collections.abc import Callable
 
 from fluidpd.command import CancelMove, Command, GrantTerms, MoveOrder, PhaseReport, Receipt, RevokeTerms, StepDone
+from fluidpd.failpoint import reach
 from fluidpd.names import Answer, End, Heading, Phase, Role
 from fluidpd.transition import CONTROLLER_EFFECTS, Effect, Event, IllegalMove, step
 from sidecar.admission import Standing, Verdict, admit
 from sidecar.clock import Clock
+from sidecar.history import History
 from sidecar.journal import (
     Journal,
     JournaledMove,
@@ -30,6 +32,7 @@ from sidecar.journal import (
 from sidecar.phases import Outcome, Phases
 from sidecar.ports import Plugin
 from sidecar.protocol import CAN_BORROW, Grant, Revoke
+from sidecar.reports import as_report, standing
 from sidecar.settings import PhaseLimits
 
 log = logging.getLogger(__name__)
@@ -59,6 +62,7 @@ class Driver:
         clock: Clock,
         limits: PhaseLimits,
         report: Callable[[PhaseReport], None],
+        history: History | None = None,
     ) -> None:
         self.worker = worker
         self.role: Role | None = None  # as last read back; the sampler keeps it
@@ -72,12 +76,15 @@ class Driver:
         self._clock = clock
         self._limits = limits
         self._report = report
+        self._history = history or History()
+        self._history.started(worker, journal.facts.highest_epoch, journal.facts.incarnation)
         self._incarnation = journal.facts.incarnation
         self._welcome_epoch = 0
         self._grants_answered: dict[str, tuple[Answer, str]] = {}
         self._grant: GrantTerms | None = None
         self._grant_until_s = -math.inf
         self._admitting = asyncio.Lock()
+        self._answering: set[asyncio.Task[Receipt]] = set()
         self._heard: asyncio.Queue[Outcome] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._phase_since_s = 0.0
@@ -111,7 +118,7 @@ class Driver:
 
     def reports(self) -> list[PhaseReport]:
         """Every report of the newest move, for a controller that may have missed some: it applies each seq once."""
-        return [] if self.move is None else [self._as_report(self.move.order.move_id, e) for e in self.move.events if e.seq]
+        return [] if self.move is None else [self._as_report(e) for e in self.move.events if e.seq]
 
     async def welcomed(self, incarnation: int, epoch: int) -> None:
         """What the controller issued when it accepted the connection. It holds from now on, even if the disk is full."""
@@ -139,7 +146,16 @@ class Driver:
     # ------------------------------------------------------------ commands
 
     async def command(self, command: Command, received_s: float) -> Receipt:
-        """Admit one command and start what it asks for. The receipt says accepted once it is on the disk, not once it is done."""
+        """Admit one command and start what it asks for. The receipt says accepted once it is on the disk, not once it is done.
+
+        Goes to its end although its caller is cancelled, as a connection that breaks does: what is on the disk must also begin.
+        """
+        task = asyncio.create_task(self._command(command, received_s))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+        return await asyncio.shield(task)
+
+    async def _command(self, command: Command, received_s: float) -> Receipt:
         async with self._admitting:
             verdict = admit(command, self._standing(), self._clock.now() - received_s)
             acts = verdict.answer is Answer.ACCEPTED and not verdict.is_replay
@@ -151,17 +167,20 @@ class Driver:
                     self.trouble = f"the journal cannot be written: {error.strerror}"
                     log.error("%s; command %s is refused", self.trouble, command.id)
                     verdict, acts = Verdict(Answer.REFUSED, self.trouble), False
-            if acts and not verdict.is_settled:
+            acts = acts and not verdict.is_settled
+            receipt = Receipt(
+                command_id=command.id,
+                worker=self.worker,
+                incarnation=self.incarnation,
+                answer=verdict.answer,
+                detail=verdict.detail,
+                highest_epoch=self.highest_epoch,
+            )
+            self._history.answered(command, received_s, receipt, acted=acts)
+            if acts:
                 self._act(command)
         self.answers_total[verdict.answer.value] = self.answers_total.get(verdict.answer.value, 0) + 1
-        return Receipt(
-            command_id=command.id,
-            worker=self.worker,
-            incarnation=self.incarnation,
-            answer=verdict.answer,
-            detail=verdict.detail,
-            highest_epoch=self.highest_epoch,
-        )
+        return receipt
 
     def _standing(self) -> Standing:
         facts = self._journal.facts
@@ -184,16 +203,23 @@ class Driver:
             self._grants_answered[command.id] = (verdict.answer, verdict.detail)
             while len(self._grants_answered) > _ANSWERS_IN_MEMORY:
                 self._grants_answered.pop(next(iter(self._grants_answered)))
-        else:
-            lines.append(answered_line(command.id, verdict.answer, verdict.detail))
         if isinstance(command.body, MoveOrder) and verdict.answer is Answer.ACCEPTED and not verdict.is_settled:
             older = self.open_move
             if older is not None:
                 lines.append(closed_line(older.order.move_id, f"the controller started {command.body.move_id}"))
             lines.append(move_line(command.body, self._plugin.connected, self.engine_boot))
-        if lines:
-            await asyncio.to_thread(self._journal.append, *lines)
-            self.trouble = ""
+        if not isinstance(command.body, GrantTerms | RevokeTerms):
+            # Last, as a torn write keeps a beginning: what counts as answered must not lack what it started.
+            lines.append(answered_line(command.id, verdict.answer, verdict.detail))
+        if not lines:
+            return verdict
+        begins = any(line["kind"] == "move" for line in lines)
+        if begins:
+            reach(Phase.PREFLIGHT, Heading.FORWARD, "before_write")
+        await asyncio.to_thread(self._journal.append, *lines)
+        self.trouble = ""
+        if begins:
+            reach(Phase.PREFLIGHT, Heading.FORWARD, "after_write")
         return verdict
 
     def _act(self, command: Command) -> None:
@@ -235,6 +261,7 @@ class Driver:
 
     async def stop(self) -> None:
         """Stop driving. The journal keeps the open move for the next start."""
+        await asyncio.gather(*self._answering, return_exceptions=True)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -257,6 +284,7 @@ class Driver:
         while (move := self.open_move) is not None:
             if outcome is None:
                 outcome = await self._next(move, unsent)
+                reach(move.state.phase, move.state.heading, "after_call")
             try:
                 await self._apply(move, outcome, unsent)
                 if outcome.event is Event.CANCEL and move.state.phase is Phase.ADMIT:
@@ -372,7 +400,10 @@ class Driver:
             detail=outcome.detail,
             numbers={name: n for name, n in outcome.numbers.items() if not isinstance(n, float) or math.isfinite(n)},
         )
+        reach(after.phase, after.heading, "before_write")
         await self._on_disk(event_line(move.order.move_id, event))
+        self._history.moved(self.worker, move.order.move_id, {"event": outcome.event, **standing(move.state, after)})
+        reach(after.phase, after.heading, "after_write")
         self._phase_since_s = self._clock.now()
         if ours:
             unsent.append(event)
@@ -397,32 +428,9 @@ class Driver:
     def _send(self, unsent: list[MoveEvent]) -> None:
         if self.move is not None:
             for event in unsent:
-                self._report(self._as_report(self.move.order.move_id, event))
+                self._report(self._as_report(event))
         unsent.clear()
 
-    def _as_report(self, move_id: str, event: MoveEvent) -> PhaseReport:
-        return PhaseReport(
-            move_id=move_id,
-            worker=self.worker,
-            incarnation=self.incarnation,
-            seq=event.seq,
-            phase=event.phase,
-            heading=event.heading,
-            event=event.event.value,
-            took_s=event.took_s,
-            detail=event.detail,
-            numbers=event.numbers,
-        )
-
-
-def as_hello(move: JournaledMove | None) -> dict[str, object] | None:
-    """The open move as a registration carries it."""
-    if move is None:
-        return None
-    return {
-        "id": move.order.move_id,
-        "phase": move.state.phase.value,
-        "heading": move.state.heading.value,
-        "from_role": move.order.from_role.value,
-        "to_role": move.order.to_role.value,
-    }
+    def _as_report(self, event: MoveEvent) -> PhaseReport:
+        assert self.move is not None
+        return as_report(event, self.move.order.move_id, self.worker, self.incarnation)

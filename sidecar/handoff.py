@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from fluidpd.command import HandoffPeer
 from sidecar.bandwidth import TokenBucket
 from sidecar.clock import Clock
+from sidecar.peer_http import MOST_BYTES_OF
 from sidecar.peers import PeerClient, Tasks
 from sidecar.ports import Plugin
 from sidecar.protocol import (
@@ -33,6 +34,9 @@ from sidecar.protocol import (
 )
 
 log = logging.getLogger(__name__)
+
+_HANDOFF = "/peer/handoff"
+_MOST_BYTES = 256 * 1024 * 1024  # a stream of tokens lasts as long as its generation
 
 
 class Refused(Exception):
@@ -113,8 +117,14 @@ class Handoffs:
 
     async def _at_peer(self, peer: HandoffPeer, state: HandoffState, relay: _Relay) -> None:
         timeout = httpx.Timeout(self._relay_silent_s, connect=1.0)
+        body = state.model_dump_json().encode()
         request = self._peers.http.stream(
-            "POST", f"{peer.sidecar_url}/peer/handoff", content=state.model_dump_json(), timeout=timeout, headers=self._headers()
+            "POST",
+            f"{peer.sidecar_url}{_HANDOFF}",
+            content=body,
+            timeout=timeout,
+            headers=self._peers.headers(_HANDOFF, body),
+            extensions={MOST_BYTES_OF: _MOST_BYTES},
         )
         taken = False
         try:
@@ -141,9 +151,6 @@ class Handoffs:
                 log.warning("handoff %s met trouble at %s: %s: %s", state.id, peer.worker, type(error).__name__, why)
             raise (RelayBroke if taken else Refused)(f"{peer.worker}: {why}") from error
         raise (RelayBroke if taken else Refused)(f"{peer.worker} ended the stream")
-
-    def _headers(self) -> dict[str, str]:
-        return {**self._peers.headers(), "Content-Type": "application/json"}
 
     def _in_turn(self) -> tuple[HandoffPeer, ...]:
         """The controller's order (most free KV first), each handoff starting one further."""

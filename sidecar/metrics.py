@@ -48,6 +48,8 @@ class _OfSidecar(Collector):
         yield _gauge("grant_in_force", "1 while prompts may be borrowed", float(s.driver.grant() is not None))
         yield _by("claims_asked", "claims asked of peers, by answer", "answer", s.claims.asked_total)
         yield _by("claims_answered", "claims of peers, by answer", "answer", s.claims.answered_total)
+        yield _by("peers_refused", "requests of peers that were refused at the door, by rule", "rule", s.refused_peers_total)
+        yield _gauge("exposed", "ways in which this worker stands open to anybody", len(s.exposed()))
         yield _by("handoffs_ended", "generations handed to peers, by end", "end", s.handoffs.ended_total)
         yield _gauge("relays_open", "generations that a peer continues for this worker's clients", s.handoffs.open)
         yield _counter("relayed_tokens", "tokens passed on from peers", s.handoffs.relayed_tokens_total)

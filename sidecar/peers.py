@@ -6,14 +6,16 @@ Never judges a claim. A claim that got no answer is asked once more under the sa
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
+import secrets
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
 
 from fluidpd.command import GrantTerms, MoveOrder, PrefillPeer
+from fluidpd.signing import SIGNATURE_HEADER, Signed, key_of_secret, signature
 from sidecar.phases import Told
 from sidecar.ports import Plugin, PluginGone
 from sidecar.protocol import (
@@ -36,25 +38,37 @@ _CLAIMS_KEPT = 4096
 _ON_THE_WAY_S = 0.5  # the peer gives up first, and says so
 
 
-def is_same_secret(expected: str, header: str | None) -> bool:
-    """Whether an Authorization header carries the fleet secret; in constant time."""
-    given = (header or "").removeprefix("Bearer ") if (header or "").startswith("Bearer ") else ""
-    return hmac.compare_digest(expected.encode(), given.encode())
-
-
 class PeerClient:
-    """How this sidecar speaks to others: it says who it is, and remembers who spoke to it."""
+    """How this sidecar speaks to others: it says who it is, proves it, and remembers who spoke to it."""
 
-    def __init__(self, http: httpx.AsyncClient, own_url: Callable[[], str], secret: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        own_url: Callable[[], str],
+        secret: Callable[[], str | None],
+        *,
+        epoch: Callable[[], int] = lambda: 0,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self.http = http
         self._own_url = own_url
         self._secret = secret
+        self._epoch = epoch
+        self._wall = wall
         self._known: dict[str, None] = {}
 
-    def headers(self) -> dict[str, str]:
-        secret = self._secret()
-        said = {SIDECAR_HEADER: self._own_url()}
-        return {**said, "Authorization": f"Bearer {secret}"} if secret else said
+    def headers(self, path: str, body: bytes) -> dict[str, str]:
+        """For a POST of exactly this body. The secret itself never travels."""
+        secret, own = self._secret(), self._own_url()
+        said = {SIDECAR_HEADER: own, "Content-Type": "application/json"}
+        if secret is None:
+            return said
+        request = Signed("POST", path, body, own, self._epoch())
+        nonce = secrets.token_urlsafe(18)
+        return {**said, SIGNATURE_HEADER: signature(key_of_secret(secret), request, at_wall_s=self._wall(), nonce=nonce)}
+
+    async def post(self, url: str, path: str, body: bytes, timeout_s: float) -> httpx.Response:
+        return await self.http.post(f"{url}{path}", content=body, headers=self.headers(path, body), timeout=timeout_s)
 
     def met(self, url: str | None) -> None:
         """Another sidecar's address, from its request or from the controller's word. What cannot be called is not kept."""
@@ -159,15 +173,10 @@ class Claims:
         while len(self._asked_of) > _CLAIMS_KEPT:
             del self._asked_of[next(iter(self._asked_of))]
         self._peers.met(peer.sidecar_url)
-        body = PeerClaim(id=claim.id, room=claim.room, claimer=self._worker).model_dump()
+        body = PeerClaim(id=claim.id, room=claim.room, claimer=self._worker).model_dump_json().encode()
         for _ in range(2):
             try:
-                answer = await self._peers.http.post(
-                    f"{peer.sidecar_url}/peer/claim",
-                    json=body,
-                    headers=self._peers.headers(),
-                    timeout=self._timeout_s + _ON_THE_WAY_S,
-                )
+                answer = await self._peers.post(peer.sidecar_url, "/peer/claim", body, self._timeout_s + _ON_THE_WAY_S)
                 if answer.status_code == 200:
                     return PeerClaimAnswer.model_validate_json(answer.content)
                 if answer.status_code != 504:
@@ -245,11 +254,9 @@ class StaleBootstraps:
 
     async def _tell(self, url: str) -> str:
         """Why the peer behind `url` could not be told, or nothing."""
-        body = PeerDropStale(bootstrap=self._bootstrap).model_dump()
+        body = PeerDropStale(bootstrap=self._bootstrap).model_dump_json().encode()
         try:
-            answer = await self._peers.http.post(
-                f"{url}/peer/drop_stale", json=body, headers=self._peers.headers(), timeout=self._timeout_s
-            )
+            answer = await self._peers.post(url, "/peer/drop_stale", body, self._timeout_s)
         except Exception as error:  # whatever one address raises, the others are told
             why = str(error) or type(error).__name__
             log.warning("%s could not be told to drop what it cached of %s: %s", url, self._bootstrap, why)

@@ -83,6 +83,7 @@ class EngineFacts:
     started_as: Role | None = None
     radix_cache: bool | None = None  # whether it keeps a prefix cache; None = not known
     max_prefill_chunk_tokens: int | None = None
+    switch_open_why: str = ""  # why anybody could change its role; empty if not, or if that is not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,19 @@
 """The sidecar's own HTTP surface: what other sidecars ask of it, and what people and probes may see.
 
-Never acts for a stranger: with a fleet secret the sender proves that it knows it, without one it must be on this machine.
+Never asks who it is: the door does (door.py), for everything under /peer.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from sidecar.app import Sidecar
+from sidecar.door import Door
 from sidecar.handoff import HandoffStream
-from sidecar.peers import SIDECAR_HEADER, is_same_secret
 from sidecar.protocol import HandoffState, PeerClaim, PeerClaimAnswer, PeerDropStale
-from sidecar.settings import is_loopback
 
 
 def sidecar_of(request: Request) -> Sidecar:
@@ -22,25 +21,7 @@ def sidecar_of(request: Request) -> Sidecar:
     return found
 
 
-def peer_of(
-    request: Request,
-    sidecar: Annotated[Sidecar, Depends(sidecar_of)],
-    authorization: Annotated[str | None, Header()] = None,
-) -> Sidecar:
-    """The sidecar, if the request comes from one of its fleet."""
-    secret = sidecar.secret
-    if secret is not None:
-        if not is_same_secret(secret, authorization):
-            raise HTTPException(401, "send the fleet secret: Authorization: Bearer <secret>", {"WWW-Authenticate": "Bearer"})
-    elif request.client is None or not is_loopback(request.client.host):
-        raise HTTPException(
-            403, "no fleet secret is configured here, so only peers on this machine are served: set fleet_secret_file"
-        )
-    sidecar.peers.met(request.headers.get(SIDECAR_HEADER))
-    return sidecar
-
-
-Peer = Annotated[Sidecar, Depends(peer_of)]
+# Peers have proven themselves at the door before a route is asked.
 Own = Annotated[Sidecar, Depends(sidecar_of)]
 
 peer = APIRouter(prefix="/peer", tags=["peer"])
@@ -48,7 +29,7 @@ own = APIRouter(tags=["own"])
 
 
 @peer.post("/claim")
-async def claim(body: PeerClaim, sidecar: Peer) -> PeerClaimAnswer:
+async def claim(body: PeerClaim, sidecar: Own) -> PeerClaimAnswer:
     try:
         return await sidecar.claims.claimed(body)
     except TimeoutError as error:
@@ -67,12 +48,12 @@ class _Streamed(Response):
 
 
 @peer.post("/handoff", response_class=Response)
-async def handoff(body: HandoffState, sidecar: Peer) -> Response:
+async def handoff(body: HandoffState, sidecar: Own) -> Response:
     return _Streamed(HandoffStream(sidecar.adoptions, body))
 
 
 @peer.post("/drop_stale")
-async def drop_stale(body: PeerDropStale, sidecar: Peer) -> dict[str, bool]:
+async def drop_stale(body: PeerDropStale, sidecar: Own) -> dict[str, bool]:
     if not await sidecar.stale.told(body):
         raise HTTPException(409, "the plugin here cannot drop what is cached about a bootstrap server, or did not answer")
     return {"dropped": True}
@@ -104,4 +85,12 @@ def create_app(sidecar: Sidecar) -> FastAPI:
     app.state.sidecar = sidecar
     app.include_router(peer)
     app.include_router(own)
+    app.add_middleware(
+        Door,
+        secret=sidecar.secret,
+        is_open=sidecar.settings.insecure_no_auth,
+        met=sidecar.peers.met,
+        epoch=lambda: sidecar.driver.highest_epoch,
+        refused_total=sidecar.refused_peers_total,
+    )
     return app

@@ -10,7 +10,9 @@ import contextlib
 import logging
 import signal
 import socket
+import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 
@@ -19,6 +21,7 @@ from sidecar.engines.plugin_socket import SocketTrouble
 from sidecar.journal import JournalDamaged, JournalInUse
 from sidecar.routes import create_app
 from sidecar.settings import SidecarSettings
+from sidecar.tls import server_options
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,8 @@ async def serve(settings: SidecarSettings, *, stop: asyncio.Event | None = None,
 
     Raises PortBusy, StartFailed or ConfigError, each saying what to do.
     """
+    tls = server_options(settings)
+    warn(settings)
     listener = _listen(settings.host, settings.port)
     port = listener.getsockname()[1]
     try:
@@ -64,6 +69,7 @@ async def serve(settings: SidecarSettings, *, stop: asyncio.Event | None = None,
         lifespan="off",
         timeout_graceful_shutdown=1,
         timeout_keep_alive=30,
+        **tls,
     )
     server = _Server(config)
     ending = stop or asyncio.Event()
@@ -84,6 +90,17 @@ async def serve(settings: SidecarSettings, *, stop: asyncio.Event | None = None,
             if serving is not None:
                 await asyncio.gather(serving, return_exceptions=True)
             listener.close()
+
+
+def warn(settings: SidecarSettings) -> None:
+    """Log what a person should change about who may read the secrets, and about who is let in."""
+    for field in ("fleet_secret_file", "token_file", "admin_key_file", "tls_key_file"):
+        path: Path | None = getattr(settings, field)
+        with contextlib.suppress(OSError):
+            if path is not None and (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+                log.warning("%s %s may be read by others (mode %04o): chmod 600 %s", field, path, mode, path)
+    if settings.is_open:
+        log.warning("INSECURE: the sidecar at %s takes everybody for a peer: set fleet_secret_file", settings.host)
 
 
 async def _until(ending: asyncio.Event, serving: asyncio.Task[None], sidecar: Sidecar) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fluidpd.addresses import Allowed
 from fluidpd.slo import SloTargets
 
 PREFIX = "FLUIDPD_SIDECAR__"
@@ -62,10 +63,33 @@ class SidecarSettings(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535, description="0 takes a free port")
     sidecar_url: str = Field(default="", description="how other sidecars reach this one; by default http://host:port")
-    controller_url: str = "ws://127.0.0.1:8070/link"
+    controller_url: str = Field(
+        default="ws://127.0.0.1:8070/link",
+        description="the link of the controller; the sidecar dials it. Of several, with commas between, the one that leads",
+    )
     plugin_socket: Path = Path("/run/fluidpd/plugin.sock")
     state_dir: Path = Path("/var/lib/fluidpd/sidecar")
+    history_file: Path | None = Field(
+        default=None,
+        description="each command with its answer, and each event of a move, appended to this file without end; for tests",
+    )
     fleet_secret_file: Path | None = Field(default=None, description="shared by all sidecars and the controller")
+    token_file: Path | None = Field(
+        default=None,
+        description="a token of scope sidecar: proves this worker to the controller, instead of the fleet secret",
+    )
+    insecure_no_auth: bool = Field(
+        default=False, description="listen beyond loopback without a fleet secret: anybody there may take requests away"
+    )
+    allowed_peers: tuple[str, ...] = Field(
+        default=(), description="networks and host names of other sidecars; none: any address but those of infrastructure"
+    )
+    tls_cert_file: Path | None = Field(default=None, description="serve https with this certificate, and show it to others")
+    tls_key_file: Path | None = Field(default=None, description="its key")
+    tls_ca_file: Path | None = Field(
+        default=None,
+        description="CA of the fleet: others must be certified by it, and callers must show such a certificate",
+    )
     admin_key_file: Path | None = Field(default=None, description="the engine's admin key, if it has one")
 
     slo: SloTargets = SloTargets()
@@ -97,20 +121,43 @@ class SidecarSettings(BaseModel):
             raise ValueError("must be an address like http://127.0.0.1:30000")
         return value.rstrip("/")
 
+    @field_validator("allowed_peers")
+    @classmethod
+    def _are_addresses(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        Allowed.of(entries, loopback=True)
+        return entries
+
     @field_validator("controller_url")
     @classmethod
     def _is_websocket(cls, value: str) -> str:
-        if not value.startswith(("ws://", "wss://")):
-            raise ValueError("must be a WebSocket address like ws://127.0.0.1:8070/link")
-        return value
+        urls = [url.strip() for url in value.split(",")]
+        if not all(url.startswith(("ws://", "wss://")) for url in urls):
+            raise ValueError("must be a WebSocket address like ws://127.0.0.1:8070/link, or several with commas between")
+        return ",".join(urls)
 
     @model_validator(mode="after")
     def _open_listeners_need_a_secret(self) -> SidecarSettings:
-        if not is_loopback(self.host) and self.fleet_secret_file is None:
+        if self.is_open and not self.insecure_no_auth:
             raise ValueError(
-                f"host {self.host} can be reached from other machines: set fleet_secret_file, or listen on 127.0.0.1"
+                f"host {self.host} can be reached from other machines: set fleet_secret_file, or listen on 127.0.0.1. "
+                "(insecure_no_auth: true starts it all the same, and says so everywhere)"
             )
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file go together: `fluidpd certs issue` makes both")
         return self
+
+    @property
+    def controller_urls(self) -> tuple[str, ...]:
+        return tuple(self.controller_url.split(","))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody who reaches the port is taken for a peer."""
+        return not is_loopback(self.host) and self.fleet_secret_file is None
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.tls_cert_file is not None else "http"
 
     @property
     def bootstrap(self) -> str:
@@ -122,6 +169,9 @@ class SidecarSettings(BaseModel):
 
     def secret(self) -> str | None:
         return _read_secret(self.fleet_secret_file, "fleet_secret_file")
+
+    def token(self) -> str | None:
+        return _read_secret(self.token_file, "token_file")
 
     def admin_key(self) -> str | None:
         return _read_secret(self.admin_key_file, "admin_key_file")

@@ -24,6 +24,7 @@ settings.load_profile("fluidpd")
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "sglang"))  # for the fleets of real engines
+sys.path.insert(0, str(ROOT / "tests"))  # for postgres_server
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 # Tests of these kinds have their own make target: they are not selected unless FLUIDPD_TEST names the kind.
@@ -31,6 +32,7 @@ ELSEWHERE = {
     "gpu": "run `make test-gpu` on a machine with an NVIDIA GPU",
     "sglang": "run `make test-sglang` where SGLang is installed",
     "soak": "run `make soak`: minutes on the real SGLang",
+    "faults": "run `make faults`: minutes of killed, stopped and starved processes",
 }
 
 
@@ -42,9 +44,16 @@ def router_missing() -> bool:
     return find_spec("sglang_router") is None
 
 
+def postgres_missing() -> bool:
+    from postgres_server import postgres_missing as missing
+
+    return missing()
+
+
 NEEDS = {
     "browser": (browser_missing, "no browser: apt-get install chromium, then `make setup`"),
     "router": (router_missing, "no sglang-router: run `make setup`"),
+    "postgres": (postgres_missing, "no PostgreSQL server or no asyncpg: apt-get install postgresql, then `make setup`"),
 }
 
 # Fleets of real engines, in the order in which their tests run.
@@ -220,6 +229,59 @@ def plain_pair(start_fleet: Any) -> Any:
     from real_fleet import plain_spec
 
     return start_fleet("plain", plain_spec)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """The session's PostgreSQL, shared: who freezes or restarts one starts its own (`with postgres_server()`)."""
+    from postgres_server import postgres_server
+
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _migrated(postgres: Any) -> Any:
+    from postgres_server import Migrated
+
+    return Migrated(postgres)
+
+
+@pytest.fixture
+def postgres_url(_migrated: Any) -> Iterator[str]:
+    """A new PostgreSQL database at the newest schema. Mark a test that asks for it `postgres`."""
+    yield _migrated.new()
+    _migrated.drop_all()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of a database without any table, of both kinds."""
+    if request.param == "sqlite":
+        yield f"sqlite+aiosqlite:///{tmp_path / 'fluidpd.db'}"
+        return
+    server = request.getfixturevalue("postgres")
+    name = server.create()
+    yield server.url(name)
+    server.drop(name)
+
+
+@pytest.fixture(scope="session")
+def _sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    from controller.store.engine import migrate
+
+    path = tmp_path_factory.mktemp("template") / "fluidpd.db"
+    migrate(f"sqlite+aiosqlite:///{path}")
+    return path.read_bytes()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a new database at the newest schema; a test that asks for it runs on both kinds."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    (tmp_path / "fluidpd.db").write_bytes(request.getfixturevalue("_sqlite_template"))
+    return f"sqlite+aiosqlite:///{tmp_path / 'fluidpd.db'}"
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.02
 CALL_TIMEOUT_S = 2.0
+MOST_BYTES = 8 * 1024 * 1024
 REPOST_S = 1.0  # an entry that a late, competing job removed or refused is asked for again after this
 
 
@@ -120,7 +121,7 @@ class SglangRouter:
 
     async def _call(self, method: str, path: str, *, json: Any = None, missing_is_fine: bool = False) -> Any:
         try:
-            answer = await self._client.request(method, path, json=json)
+            answer = await self._bounded(method, path, json)
         except httpx.HTTPError as error:
             raise RouterTrouble(f"router {self._url} does not answer ({type(error).__name__}): is it running?") from error
         if answer.status_code == 404 and missing_is_fine:
@@ -131,6 +132,17 @@ class SglangRouter:
             return answer.json()
         except ValueError as error:
             raise RouterTrouble(f"router {self._url}: {method} {path} answered no JSON: is this sglang-router?") from error
+
+    async def _bounded(self, method: str, path: str, json: Any) -> httpx.Response:
+        """The whole answer, if it is not endless: the list of a few thousand workers is a megabyte or two."""
+        async with self._client.stream(method, path, json=json) as answer:
+            read = bytearray()
+            async for part in answer.aiter_bytes():
+                read += part
+                if len(read) > MOST_BYTES:
+                    raise RouterTrouble(f"router {self._url}: {method} {path} answered more than {MOST_BYTES} bytes")
+            headers = {"content-type": answer.headers.get("content-type", "")}
+            return httpx.Response(answer.status_code, headers=headers, content=bytes(read))
 
 
 def _plain(url: str) -> str:

@@ -1,97 +1,159 @@
-"""Who asks, and what they may do: bearer tokens with scopes, or everyone on this machine where no tokens are set.
+"""Who asks, and what they may do: every route declares one scope, and a bearer token has some.
 
-Never stores or logs a token: the file holds SHA-256 hashes.
+Never stores or logs a token. Without a tokens file whoever reaches the API may do everything: it keeps to loopback then.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
 
 from controller.routes.problems import Problem
-from controller.settings_source import ConfigError
+from controller.security.limits import RateLimit, Streams
+from controller.security.tokens import Scope, Token, TokenBook
+from controller.settings import SecuritySettings
 
-Scope = Literal["read", "operate", "admin", "metrics"]
-# A wider scope includes the narrower ones.
+PUBLIC: Final = "public"
+LOCAL = "local"
+# A wider scope includes the narrower ones. A sidecar's token opens the link alone.
 _GRANTS: dict[str, frozenset[str]] = {
     "read": frozenset({"read", "metrics"}),
     "metrics": frozenset({"metrics"}),
     "operate": frozenset({"read", "metrics", "operate"}),
     "admin": frozenset({"read", "metrics", "operate", "admin"}),
+    "sidecar": frozenset({"sidecar"}),
 }
-
-
-class Token(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = Field(min_length=1, max_length=63)
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    scopes: tuple[Scope, ...] = Field(min_length=1)
-
-
-_TOKENS: TypeAdapter[tuple[Token, ...]] = TypeAdapter(tuple[Token, ...])
+_SCOPE = "__fluidpd_scope__"
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
+    """Who acts. `key` is what limits are counted by: the token's id, or the address where there are no tokens."""
+
     name: str
     source: str
     may: frozenset[str]
+    key: str = LOCAL
+    notes: dict[str, Any] = field(default_factory=dict, compare=False)  # of this request, for whoever comes after its route
 
 
-def read_tokens(path: str | None) -> tuple[Token, ...] | None:
-    """None: no tokens are wanted. Raises ConfigError on a file that is none."""
-    if path is None:
-        return None
-    try:
-        found = _TOKENS.validate_json(Path(path).read_bytes())
-    except (OSError, ValidationError) as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else None
-        said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error)
-        example = json.dumps([{"name": "ana", "sha256": "<64 hex digits of sha256(token)>", "scopes": ["operate"]}])
-        raise ConfigError(f"security.tokens_file: {path}: {said}. It holds a JSON list, for example {example}") from error
-    if not found:
-        raise ConfigError(f"security.tokens_file: {path} holds no token: nobody could use the API")
-    return found
+class Door:
+    """What every request is judged with: the tokens, if there are any, and the limits."""
+
+    def __init__(self, security: SecuritySettings, book: TokenBook | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.book = book
+        self.writes = RateLimit(security.writes_per_minute, clock)
+        self.guesses = RateLimit(security.failed_tokens_per_minute, clock)
+        self.streams = Streams(security.streams_per_token)
+
+    def identify(self, request: Request) -> Actor:
+        """Raises Problem: 401, or 429 for an address that only guesses."""
+        said = request.headers.get("x-fluidpd-source", "api")
+        source = said if said in ("cli", "dashboard") else "api"
+        address = request.client.host if request.client is not None else "unknown"
+        notes = request.scope.setdefault("state", {})
+        if self.book is None:
+            return Actor(LOCAL, source, _GRANTS["admin"], address, notes)
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not given.strip():
+            raise self._refused(address, "token_required", "Send `Authorization: Bearer <token>`.", "Bearer")
+        token = self.book.find(given.strip())
+        if token is None:
+            raise self._refused(address, "token_unknown", "This token is not known here.", 'Bearer error="invalid_token"')
+        notes["actor"], notes["source"] = token.name, source
+        if self.book.expired(token):
+            raise self._refused(
+                address, "token_expired", "This token has expired: make a new one.", 'Bearer error="invalid_token"'
+            )
+        return Actor(token.name, source, _may(token), token.id, notes)
+
+    def _refused(self, address: str, rule: str, why: str, challenge: str) -> Problem:
+        wait_s = self.guesses.take(address)
+        if wait_s is not None:
+            return too_many("failed_tokens", "Too many requests without a good token from this address.", wait_s)
+        return Problem(401, why, headers={"WWW-Authenticate": challenge}, rule=rule)
 
 
-def identify(tokens: tuple[Token, ...] | None, authorization: str | None, source: str) -> Actor:
-    if tokens is None:
-        return Actor("local", source, _GRANTS["admin"])
-    kind, _, given = (authorization or "").partition(" ")
-    if kind.lower() != "bearer" or not given.strip():
-        raise Problem(401, "Send `Authorization: Bearer <token>`.", headers={"WWW-Authenticate": "Bearer"})
-    digest = hashlib.sha256(given.strip().encode()).hexdigest()
-    match: Token | None = None
-    for token in tokens:  # all of them, so that the time taken tells nothing
-        if hmac.compare_digest(token.sha256, digest):
-            match = token
-    if match is None:
-        raise Problem(401, "This token is not known here.", headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
-    return Actor(match.name, source, frozenset().union(*(_GRANTS[s] for s in match.scopes)))
+def _may(token: Token) -> frozenset[str]:
+    return frozenset().union(*(_GRANTS[s] for s in token.scopes))
+
+
+def too_many(rule: str, why: str, wait_s: float) -> Problem:
+    return Problem(429, why, headers={"Retry-After": str(max(1, int(wait_s + 0.999)))}, rule=rule)
+
+
+def scoped(scope: str) -> Callable[[Any], Any]:
+    """Marks what declares a scope: a dependency, or an endpoint that asks in a way of its own."""
+
+    def mark(what: Any) -> Any:
+        setattr(what, _SCOPE, scope)
+        return what
+
+    return mark
 
 
 def needs(scope: Scope) -> Callable[[Request], Awaitable[Actor]]:
-    """A dependency: the actor, if their token has `scope`."""
+    """A dependency: the actor, if their token has `scope`. Acting routes are counted: see `writes_per_minute`."""
 
+    @scoped(scope)
     async def _actor(request: Request) -> Actor:
-        actor = actor_of(request)
+        door: Door = request.app.state.door
+        actor = door.identify(request)
         if scope not in actor.may:
-            raise Problem(403, f"The token {actor.name!r} lacks the scope {scope!r}.")
+            raise Problem(403, f"The token {actor.name!r} lacks the scope {scope!r}.", rule="scope")
+        if scope in ("operate", "admin") and door.book is not None and (wait_s := door.writes.take(actor.key)) is not None:
+            raise too_many("writes_per_token", f"The token {actor.name!r} has written too often.", wait_s)
         return actor
 
-    return _actor
+    found: Callable[[Request], Awaitable[Actor]] = _actor
+    return found
 
 
-def actor_of(request: Request) -> Actor:
-    said = request.headers.get("x-fluidpd-source", "api")
-    source = said if said in ("cli", "dashboard") else "api"
-    return identify(request.app.state.tokens, request.headers.get("authorization"), source)
+@scoped(PUBLIC)
+async def for_everyone() -> None:
+    """A dependency that says: this route is open on purpose. Probes only; it must show nothing."""
+
+
+def scopes_of(route: BaseRoute) -> set[str]:
+    """What a route declares. A route that declares nothing is a mistake, and stops the start."""
+    own = getattr(getattr(route, "endpoint", None), _SCOPE, None)
+    dependant = getattr(route, "dependant", None)
+    return {s for s in (own, *_declared(dependant)) if s is not None}
+
+
+def _declared(dependant: Any) -> Iterator[str | None]:
+    for inner in getattr(dependant, "dependencies", ()):
+        yield getattr(inner.call, _SCOPE, None)
+        yield from _declared(inner)
+
+
+class ScopeMissing(RuntimeError):
+    """A route was added without saying who may use it."""
+
+
+def leaves(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
+    """Every route, those of included routers too: newer FastAPI keeps these as they were."""
+    for route in routes:
+        inner = getattr(route, "original_router", None)
+        if inner is None:
+            yield route
+        else:
+            yield from leaves(inner.routes)
+
+
+def declare_scopes(routes: Iterable[BaseRoute]) -> None:
+    """Write each route's scope into the schema. Raises ScopeMissing for one that has none or more than one."""
+    for route in leaves(routes):
+        scopes = scopes_of(route)
+        if len(scopes) != 1:
+            raise ScopeMissing(f"{getattr(route, 'path', route)} declares {sorted(scopes) or 'no scope'}: use needs(SCOPE)")
+        scope = scopes.pop()
+        if isinstance(route, APIRoute):
+            secured: dict[str, Any] = {} if scope == PUBLIC else {"security": [{"token": []}]}
+            route.openapi_extra = {**(route.openapi_extra or {}), "x-fluidpd-scope": scope, **secured}

@@ -17,7 +17,8 @@ from starlette.exceptions import HTTPException
 from controller.refusals import Conflict, GuardRefused, NotFound
 from controller.routes.bodies import to_json
 from controller.store.engine import StoreUnavailable, finite
-from controller.store.writes import AlreadyOpen, VersionConflict
+from controller.store.versions import VersionConflict
+from controller.store.writes import AlreadyOpen, Deposed
 from fluidpd.names import Rule
 from fluidpd.record import refusal_as_dict
 
@@ -29,6 +30,7 @@ TITLES = {
     403: "The token does not allow this",
     404: "Not found",
     405: "Not possible here",
+    408: "The request came too slowly",
     409: "Refused or changed meanwhile",
     413: "The request is too large",
     415: "Send application/json",
@@ -74,6 +76,8 @@ def of(error: Exception) -> Problem | None:
         return Problem(409, error.detail, current=_shown(error.current))
     if isinstance(error, VersionConflict | AlreadyOpen):
         return Problem(409, str(error), current=_shown(error.current))
+    if isinstance(error, Deposed):
+        return Problem(503, str(error), rule=Rule.NOT_LEADER.value)
     if isinstance(error, StoreUnavailable):
         return Problem(503, str(error), rule=Rule.DATABASE_DOWN.value)
     return None

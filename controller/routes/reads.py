@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 
 from controller.refusals import NotFound
 from controller.routes.access import needs
-from controller.routes.bodies import reply, to_json
+from controller.routes.bodies import Named, NamedQuery, reply, to_json
 from controller.routes.ports import ControllerPort
 from controller.routes.problems import Problem
 from controller.settings import ControllerSettings, redacted
@@ -43,7 +43,7 @@ def reads(settings: ControllerSettings, controller: ControllerPort, queries: Que
         return reply(controller.worker_views())
 
     @router.get("/workers/{name}")
-    async def worker(name: str) -> JSONResponse:
+    async def worker(name: Named) -> JSONResponse:
         """One worker: its live view, or the last that was recorded of one that is gone."""
         live: Any = next((v for v in controller.worker_views() if v.get("name") == name), None)
         if live is None:
@@ -69,13 +69,13 @@ def reads(settings: ControllerSettings, controller: ControllerPort, queries: Que
 
     @router.get("/transitions")
     async def transitions(
-        limit: Limit = 50, worker: str | None = None, open_only: bool = False, since: Wall = None, until: Wall = None
+        limit: Limit = 50, worker: NamedQuery = None, open_only: bool = False, since: Wall = None, until: Wall = None
     ) -> JSONResponse:
         found = await queries.transitions(limit=limit, worker=worker, open_only=open_only, since_wall_s=since, until_wall_s=until)
         return reply(found)
 
     @router.get("/transitions/{id}")
-    async def transition(id: str) -> JSONResponse:
+    async def transition(id: Named) -> JSONResponse:
         found = await queries.transition(id)
         if found is None:
             raise NotFound(f"there is no move {id!r}")
@@ -86,7 +86,7 @@ def reads(settings: ControllerSettings, controller: ControllerPort, queries: Que
         return reply(await queries.decisions(limit=limit, since_wall_s=since, until_wall_s=until))
 
     @router.get("/commands")
-    async def commands(limit: Limit = 100, worker: str | None = None) -> JSONResponse:
+    async def commands(limit: Limit = 100, worker: NamedQuery = None) -> JSONResponse:
         return reply(await queries.commands(limit, worker))
 
     @router.get("/pins")

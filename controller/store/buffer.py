@@ -36,6 +36,10 @@ class SecondsBuffer(Generic[Row]):
         self._rows.extendleft(reversed(rows))
         self._trim()
 
+    def clear(self) -> None:
+        """Forget them without counting them as lost: they are another's to write."""
+        self._rows.clear()
+
     def drop(self, count: int) -> None:
         self.dropped_total += count
 

@@ -28,6 +28,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import migrations
+from controller.store import postgresql as pg
+from controller.store.postgresql import Limits
 
 BUSY_TIMEOUT_S = 2.0
 
@@ -36,11 +38,16 @@ class StoreUnavailable(Exception):
     """The database could not be read or written. The message says what to do."""
 
 
-def make_engine(url: str, *, read_only: bool = False) -> AsyncEngine:
-    """An engine for `url`. A SQLite file's folder is made on the way; a read-only engine never creates or changes anything."""
+def make_engine(url: str, *, read_only: bool = False, limits: Limits | None = None) -> AsyncEngine:
+    """An engine for `url`. A SQLite file's folder is made on the way; a read-only engine never creates or changes anything.
+
+    `limits` are PostgreSQL's. Raises StoreUnavailable on an address that is none, and where asyncpg is missing.
+    """
     parsed = _parsed(url)
     if parsed.get_backend_name() != "sqlite":
-        return create_async_engine(parsed, pool_pre_ping=True, json_serializer=to_json, connect_args=_read_only_args(read_only))
+        if pg.driver_missing():
+            raise StoreUnavailable(pg.INSTALL)
+        return create_async_engine(parsed, json_serializer=to_json, **pg.engine_options(limits or Limits(), read_only))
     path = sqlite_path(url)
     if path is not None and read_only:
         parsed = parsed.set(database=f"file:{path}", query={"mode": "rw", "uri": "true"})
@@ -63,8 +70,24 @@ def _parsed(url: str) -> URL:
     return parsed
 
 
-def _read_only_args(read_only: bool) -> dict[str, Any]:
-    return {"server_settings": {"default_transaction_read_only": "on"}} if read_only else {}
+def address(url: str, password_file: str | Path | None) -> str:
+    """`url` with the password that is in the file. Raises StoreUnavailable. What it returns is never shown."""
+    if password_file is None:
+        return url
+    try:
+        password = Path(password_file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreUnavailable(f"the database's password_file {password_file} cannot be read: {error}") from error
+    return _parsed(url).set(password=password).render_as_string(hide_password=False)
+
+
+def is_sqlite(engine: AsyncEngine) -> bool:
+    return engine.dialect.name == "sqlite"
+
+
+def call_limit(engine: AsyncEngine) -> asyncio.Timeout:
+    """Around every call: a frozen PostgreSQL honours no timeout of its own. SQLite's busy timeout does."""
+    return asyncio.timeout(engine.get_execution_options().get("call_s"))
 
 
 def sqlite_path(url: str) -> Path | None:
@@ -116,19 +139,35 @@ def finite(value: Any) -> Any:
     return value
 
 
-def upsert(dialect: str, table: sa.Table) -> Any:
-    """INSERT that overwrites the row with the same primary key."""
-    statement: Any = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+def upsert(dialect: str, table: sa.Table, where: Any = None) -> Any:
+    """INSERT that overwrites the row with the same primary key; with `where`, only while that holds of it."""
+    statement: Any = _insert(dialect, table)
     keys = [c.name for c in table.primary_key.columns]
     changed = {c.name: statement.excluded[c.name] for c in table.columns if c.name not in keys}
-    return statement.on_conflict_do_update(index_elements=keys, set_=changed)
+    return statement.on_conflict_do_update(index_elements=keys, set_=changed, where=where)
+
+
+def insert_once(dialect: str, table: sa.Table) -> Any:
+    """INSERT that leaves a row with the same primary key alone: its rowcount is 0 then."""
+    keys = [c.name for c in table.primary_key.columns]
+    return _insert(dialect, table).on_conflict_do_nothing(index_elements=keys)
+
+
+def _insert(dialect: str, table: sa.Table) -> Any:
+    return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
 
 
 def trouble(error: BaseException) -> str:
     """A database failure as a sentence that says what to do."""
+    if isinstance(error, TimeoutError):
+        return "The database does not answer in time: check that it runs and can be reached, and its load."
+    if isinstance(error, sa.exc.TimeoutError):
+        return "Every connection to the database is busy: look at its load, or raise database.pool_size."
     raw = str(getattr(error, "orig", None) or error).splitlines()[0][:200] if str(error) else type(error).__name__
+    if (code := _sqlstate(error)) and (said := pg.sentence(code, raw.rpartition(">: ")[2])) is not None:
+        return said
     low = raw.lower()
-    if "full" in low or "no space" in low:
+    if is_full(error):
         return "The database's disk is full: free space on it, FluidPD then goes on by itself."
     if "readonly" in low or "read-only" in low or "permission" in low:
         return "The database cannot be written: check owner and mode of its file and folder, and that the disk is not read-only."
@@ -141,6 +180,22 @@ def trouble(error: BaseException) -> str:
     if "malformed" in low or "not a database" in low:
         return "The database file is damaged or is no database: put it aside and restore a backup, or start with a new file."
     return f"The database does not answer ({raw}): check that it runs and that database.url is right."
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a failure says that the disk has no room left."""
+    said = str(getattr(error, "orig", None) or error).splitlines()[:1]
+    return any("full" in text or "no space" in text for text in (line.lower() for line in said))
+
+
+def _sqlstate(error: BaseException) -> str:
+    """PostgreSQL's own code for a failure, wherever in the chain it stands; empty for any other."""
+    seen: BaseException | None = getattr(error, "orig", None) or error
+    while seen is not None:
+        if code := getattr(seen, "sqlstate", None):
+            return str(code)
+        seen = seen.__cause__
+    return ""
 
 
 # ---------------------------------------------------------------- schema
@@ -179,9 +234,11 @@ def _blocking(work: Coroutine[Any, Any, None]) -> None:
 async def _run_alembic(url: str, action: Callable[[Config], None]) -> None:
     config = alembic_config(url)
     try:
-        engine = make_engine(url)
+        engine = make_engine(url, limits=Limits(statement_timeout_s=None))
         try:
             async with engine.begin() as connection:
+                if not is_sqlite(engine):  # two controllers that start together: the second finds it done
+                    await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(pg.MIGRATION_LOCK)))
 
                 def _act(sync_connection: Connection) -> None:
                     config.attributes["connection"] = sync_connection

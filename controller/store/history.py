@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from controller.store import rows, tables
 from controller.store.engine import upsert
-from controller.store.queries import ROLLUP_STEPS_S, merged, scoped, worker_buckets
+from controller.store.queries import ROLLUP_STEPS_S, merged, scoped, whole, worker_buckets
 from controller.store.writes import Store
 
 _DAY_S = 86_400
@@ -75,13 +75,13 @@ async def prune(store: Store, now_wall_s: float, keep_days: Mapping[str, float])
     old: list[tuple[sa.Table, Any]] = []
     for t in (tables.index_history, tables.worker_history):
         for step_s, days in by_step.items():
-            old.append((t, sa.and_(t.c.step_s == step_s, t.c.second < now_wall_s - days * _DAY_S)))
+            old.append((t, sa.and_(t.c.step_s == step_s, t.c.second < whole(now_wall_s - days * _DAY_S))))
     limit = now_wall_s - keep_days["records"] * _DAY_S
     old.extend((t, t.c.wall_s < limit) for t in (tables.decision, tables.command, tables.audit))
     old.append((tables.transition, tables.transition.c.ended_wall_s < limit))  # open moves never age; phases go with theirs
-    old.append((tables.slo_minute, tables.slo_minute.c.minute < limit))
+    old.append((tables.slo_minute, tables.slo_minute.c.minute < whole(limit)))
     s, b = tables.snapshot, tables.basis
-    old.append((s, s.c.second < now_wall_s - keep_days["snapshots"] * _DAY_S))
+    old.append((s, s.c.second < whole(now_wall_s - keep_days["snapshots"] * _DAY_S)))
     # The newest basis is in use, even while nothing was recorded on it yet.
     used, fresh = scoped(sa.select(s.c.basis), s, store.scope), now_wall_s - max(1.0, keep_days["snapshots"]) * _DAY_S
     old.append((b, sa.and_(b.c.wall_s < fresh, b.c.id.not_in(used))))

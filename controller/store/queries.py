@@ -5,6 +5,7 @@ Never writes, and never fills a gap: seconds without rows are absent, seconds th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from controller.store import rows, snapshots, tables
-from controller.store.engine import StoreUnavailable, trouble
+from controller.store.engine import StoreUnavailable, call_limit, trouble
 from fluidpd.record import (
     AuditRow,
     BasisRow,
@@ -113,7 +114,7 @@ class Queries:
     async def snapshots(self, since_s: float, until_s: float, limit: int = 200) -> tuple[SnapshotRow, ...]:
         """Oldest first; at most `limit`, since each holds a whole fleet: ask again from the last one's second + 1."""
         t = tables.snapshot
-        wanted = _between(self._select(t), t.c.second, since_s, until_s)
+        wanted = _between(self._select(t), t.c.second, whole(since_s), math.floor(until_s))
         return tuple(snapshots.row(r) for r in await self.fetch(wanted.order_by(t.c.second).limit(limit)))
 
     async def bases(self) -> tuple[BasisRow, ...]:
@@ -189,25 +190,26 @@ class Queries:
     async def slo_minutes(self, slo: str, since_s: float, until_s: float) -> tuple[tuple[int, float, float], ...]:
         """(minute as unix seconds, good, total), oldest first."""
         t = tables.slo_minute
-        wanted = self._select(t).where(t.c.slo == slo, t.c.minute >= since_s, t.c.minute < until_s).order_by(t.c.minute)
+        inside = (t.c.minute >= whole(since_s), t.c.minute < whole(until_s))
+        wanted = self._select(t).where(t.c.slo == slo, *inside).order_by(t.c.minute)
         return tuple((int(r["minute"]), r["good"], r["total"]) for r in await self.fetch(wanted))
 
-    async def _sources(self, table: sa.Table, since_s: float, until_s: float, step_s: int) -> list[tuple[int, float, float]]:
+    async def _sources(self, table: sa.Table, since_s: float, until_s: float, step_s: int) -> list[tuple[int, int, int]]:
         """Which stored steps answer a range: roll-ups as far as they reach, the seconds for what is newer."""
-        start = since_s - since_s % step_s
+        start, end = whole(since_s - since_s % step_s), whole(until_s)
         fitting = [s for s in ROLLUP_STEPS_S if step_s % s == 0]
         if not fitting:
-            return [(1, start, until_s)]
+            return [(1, start, end)]
         rolled = fitting[-1]
         reach = await self.fetch(
             scoped(sa.select(sa.func.max(table.c.second).label("m")), table, self.scope).where(table.c.step_s == rolled)
         )
         newest = reach[0]["m"] if reach else None
         if newest is None:
-            return [(1, start, until_s)]
+            return [(1, start, end)]
         # Whole buckets from one source: a bucket that the roll-up has only in part is made of seconds.
         border = (newest + rolled) - (newest + rolled) % step_s
-        return [(rolled, start, min(border, until_s)), (1, max(start, border), until_s)]
+        return [(rolled, start, min(border, end)), (1, max(start, border), end)]
 
     # ------------------------------------------------------------ shared by the reads
 
@@ -217,7 +219,7 @@ class Queries:
     async def fetch(self, statement: Any) -> Sequence[Mapping[str, Any]]:
         """For the store's own modules: rows of a statement, read beside the writer."""
         try:
-            async with self._engine.connect() as connection:
+            async with call_limit(self._engine), self._engine.connect() as connection:
                 return [dict(r) for r in (await connection.execute(statement)).mappings().all()]
         except (SQLAlchemyError, OSError) as error:
             raise StoreUnavailable(trouble(error)) from error
@@ -235,7 +237,7 @@ class Queries:
 _MEANS = tuple(n for n in tables.WORKER_NUMBERS if n != "borrowed_tokens_total")
 
 
-def worker_buckets(scope: Scope, source_s: int, start: float, end: float, step_s: int, worker: str | None = None) -> Any:
+def worker_buckets(scope: Scope, source_s: int, start: int, end: int, step_s: int, worker: str | None = None) -> Any:
     """Rows of `source_s` grouped to `step_s`, one for each role and state a worker had in a bucket; `merged` joins these."""
     t = tables.worker_history
     inside = [t.c.step_s == source_s, t.c.second >= start, t.c.second < end]
@@ -265,6 +267,11 @@ def merged(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             row[n] = sum(r[f"sum_{n}"] or 0.0 for r in parts) / count if count else None
         out.append({"second": second, "worker": worker, "lending": any(r["lent"] for r in parts), **row})
     return out
+
+
+def whole(since_s: float) -> int:
+    """The first whole second at or after: columns of seconds are compared with whole numbers, which PostgreSQL insists on."""
+    return math.ceil(since_s)
 
 
 def _between(statement: Any, column: Any, since: float | None, until: float | None) -> Any:

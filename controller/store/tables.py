@@ -16,7 +16,7 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-# SQLite numbers rows by itself only for INTEGER keys.
+# SQLite numbers rows by itself only for INTEGER keys, which have 64 bits there.
 _ID = BigInteger().with_variant(Integer, "sqlite")
 
 
@@ -35,6 +35,7 @@ leadership = Table(
     Column("holder", String(200), nullable=False),
     Column("epoch", BigInteger, nullable=False),
     _wall("expires_wall_s"),
+    Column("address", String(300), nullable=False, server_default=""),
 )
 
 status = Table("status", metadata, *_scope(key=True), _wall("wall_s"), Column("body", sa.JSON, nullable=False))
@@ -140,7 +141,7 @@ phase = Table(
     "phase",
     metadata,
     Column("move_id", String(63), ForeignKey("transition.id", ondelete="CASCADE"), primary_key=True),
-    Column("seq", Integer, primary_key=True),
+    Column("seq", _ID, primary_key=True, autoincrement=False),
     *_scope(),
     _wall("wall_s"),
     Column("phase", String(16), nullable=False),

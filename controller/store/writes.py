@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import asdict
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -20,8 +20,22 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from controller.store import rows, snapshots, tables
 from controller.store.buffer import Row, SecondsBuffer
-from controller.store.engine import StoreUnavailable, finite, make_engine, trouble, upsert
+from controller.store.engine import (
+    StoreUnavailable,
+    call_limit,
+    finite,
+    insert_once,
+    is_full,
+    is_sqlite,
+    make_engine,
+    trouble,
+    upsert,
+)
+from controller.store.lease import LeadershipHeld, Lease
+from controller.store.postgresql import Limits
 from controller.store.queries import Queries, scoped
+from controller.store.space import Space
+from controller.store.versions import VersionConflict, Versions
 from fluidpd.names import Answer
 from fluidpd.record import (
     AuditRow,
@@ -29,6 +43,7 @@ from fluidpd.record import (
     CommandRow,
     DecisionRow,
     IndexSecond,
+    LeaderRow,
     PauseRow,
     PhaseRow,
     PinRow,
@@ -43,6 +58,7 @@ from fluidpd.transition import Move
 
 _log = logging.getLogger(__name__)
 _FLUSH_ROWS = 5_000
+UPKEEP_S = 60.0  # roll-ups and retention of a large history
 _SNAPSHOTS_KEPT, _FLUSH_SNAPSHOTS = 120, 20  # they are large: two minutes of them are all that waits for a database
 
 
@@ -54,17 +70,8 @@ class AlreadyOpen(Exception):
         self.current = current
 
 
-class VersionConflict(Exception):
-    """Someone changed it since it was read. `current` is what stands now; None = nothing."""
-
-    def __init__(self, current: PinRow | PauseRow | None) -> None:
-        stands = f"version {current.version} by {current.actor} stands" if current else "there is none any more"
-        super().__init__(f"it was changed since it was read: {stands}; read it again and decide anew")
-        self.current = current
-
-
-class LeadershipHeld(Exception):
-    """Another controller leads, and its time has not run out."""
+class Deposed(StoreUnavailable):
+    """Another controller has taken the leadership: nothing of this one is written any more."""
 
 
 class Store:
@@ -78,6 +85,8 @@ class Store:
         wall: Callable[[], float] = time.time,
         buffer_limit: int = 50_000,
         flush_every_s: float = 1.0,
+        limits: Limits | None = None,
+        space: Space | None = None,
     ) -> None:
         self.url = url
         self.scope = scope or Scope()
@@ -87,14 +96,30 @@ class Store:
         self.snapshots: SecondsBuffer[SnapshotRow] = SecondsBuffer(_SNAPSHOTS_KEPT)
         self._wall = wall
         self._flush_every_s = flush_every_s
-        self._engine: AsyncEngine = make_engine(url)
-        self._write = asyncio.Lock()  # one writer: waiting here is cheaper than waiting for the database's own lock
+        self._space = space
+        self._engine: AsyncEngine = make_engine(url, limits=limits)
+        self._single = is_sqlite(self._engine)
+        # SQLite has one writer: waiting here is cheaper than waiting for the database's own lock.
+        self._write: AbstractAsyncContextManager[Any] = asyncio.Lock() if self._single else nullcontext()
+        self._lease = Lease(self.scope, wall)
+        self._versions = Versions(self._transaction, self.scope)
+        self._fence: tuple[str, int] | None = None
         self._flusher: asyncio.Task[None] | None = None
         self.queries = Queries(self._engine, self.scope)
 
     @property
+    def low(self) -> str:
+        """Why nothing that can wait is written although the database takes it: its disk is nearly full. Else empty."""
+        return self._space.trouble if self._space is not None else ""
+
+    @property
     def engine(self) -> AsyncEngine:
         return self._engine
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other controllers may use this database too, one of them leading."""
+        return not self._single
 
     async def open(self) -> None:
         """Check that the database answers and has our tables, and start the flusher. Raises StoreUnavailable."""
@@ -108,8 +133,9 @@ class Store:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._flusher
             self._flusher = None
-        with contextlib.suppress(StoreUnavailable):
-            await self.flush()
+        if not self.low:
+            with contextlib.suppress(StoreUnavailable):
+                await self.flush()
         await self._engine.dispose()
 
     # ------------------------------------------------------------ decisions, commands, moves
@@ -138,13 +164,11 @@ class Store:
         """The event and what it made of the move, together or not at all. False if this (move, seq) was recorded before."""
         t, p = tables.transition, tables.phase
         async with self._transaction() as connection:
-            seen = sa.select(p.c.seq).where(p.c.move_id == row.move_id, p.c.seq == row.seq)
-            if (await connection.execute(seen)).first() is not None:
-                return False
             known = sa.select(t.c.id).where(t.c.id == row.move_id)
             if (await connection.execute(known)).first() is None:
                 raise KeyError(f"no move {row.move_id}")
-            await connection.execute(self._insert(p, rows.values(row, self.scope)))
+            if not await self._insert_once(connection, p, rows.values(row, self.scope)):
+                return False
             change: dict[str, Any] = {"phase": move.phase.value, "heading": move.heading.value}
             if row.detail:
                 change["detail"] = row.detail
@@ -154,24 +178,28 @@ class Store:
             await connection.execute(sa.update(t).where(t.c.id == row.move_id, t.c.end.is_(None)).values(change))
             return True
 
-    async def record_command(self, row: CommandRow) -> None:
-        """Idempotent: a command that is sent again keeps its first row."""
-        c = tables.command
+    async def record_commands(self, commands: Sequence[CommandRow]) -> None:
+        """In one transaction. Idempotent: a command that is sent again keeps its first row."""
+        new = [rows.fitted(tables.command, rows.values(row, self.scope)) for row in commands]
         async with self._transaction() as connection:
-            if (await connection.execute(sa.select(c.c.id).where(c.c.id == row.id))).first() is None:
-                await connection.execute(self._insert(c, rows.values(row, self.scope)))
+            await connection.execute(insert_once(self._engine.dialect.name, tables.command), new)
 
-    async def record_answer(self, command_id: str, answer: Answer, detail: str, wall_s: float) -> None:
+    async def record_answers(self, answers: Sequence[tuple[str, Answer, str, float]]) -> None:
+        """Of each: the command's id, the answer, its detail, and when it came. In one transaction."""
         c = tables.command
-        change = {"answer": answer.value, "detail": detail, "answered_wall_s": wall_s}
+        new = {"answer": "new_answer", "detail": "new_detail", "answered_wall_s": "new_at"}
+        change = sa.update(c).where(c.c.id == sa.bindparam("of")).values({k: sa.bindparam(v) for k, v in new.items()})
+        found = [{"of": id, "new_answer": a.value, "new_detail": detail, "new_at": at} for id, a, detail, at in answers]
         async with self._transaction() as connection:
-            await connection.execute(sa.update(c).where(c.c.id == command_id).values(change))
+            await connection.execute(change, found)
 
     # ------------------------------------------------------------ workers, status
 
-    async def upsert_worker(self, row: WorkerRow) -> None:
+    async def upsert_workers(self, changed: Sequence[WorkerRow]) -> None:
+        """All of them in one transaction, or none."""
+        values = [rows.fitted(tables.worker, rows.worker_values(row, self.scope)) for row in changed]
         async with self._transaction() as connection:
-            await connection.execute(self._upsert(tables.worker), [_fitted(tables.worker, rows.worker_values(row, self.scope))])
+            await connection.execute(self._upsert(tables.worker), values)
 
     async def write_status(self, row: StatusRow) -> None:
         values = {**rows.scope_values(self.scope), "wall_s": row.wall_s, "body": finite(asdict(row))}
@@ -182,92 +210,78 @@ class Store:
 
     async def set_pin(self, row: PinRow, expected_version: int | None = None) -> PinRow:
         """Returns the row with the version the store gave it. `expected_version`: 0 = none stands, None = whatever stands."""
-        p = tables.pin
-        async with self._transaction() as connection:
-            current, version = await self._current(connection, p, rows.pin, p.c.worker == row.worker)
-            _check_version(current, expected_version)
-            row = replace(row, version=version + 1)
-            values = _fitted(p, rows.values(row, self.scope)) | {"active": True}
-            await connection.execute(self._upsert(p), [values])
-        return row
+        return cast(
+            PinRow, await self._versions.set(tables.pin, rows.pin, row, expected_version, tables.pin.c.worker == row.worker)
+        )
 
-    async def drop_pin(self, worker: str, actor: str = "") -> PinRow | None:
-        """The pin that was dropped; None if none stood. The caller writes the audit row: it knows why."""
-        p = tables.pin
-        async with self._transaction() as connection:
-            current, _ = await self._current(connection, p, rows.pin, p.c.worker == worker)
-            await connection.execute(scoped(sa.update(p), p, self.scope).where(p.c.worker == worker).values(active=False))
-        return cast(PinRow | None, current)
+    async def drop_pin(self, worker: str, expected_version: int | None = None) -> PinRow | None:
+        """The pin that was dropped; None if none stood. The caller writes the audit row: it knows who and why."""
+        dropped = await self._versions.drop(tables.pin, rows.pin, expected_version, tables.pin.c.worker == worker)
+        return cast(PinRow | None, dropped)
 
     async def set_pause(self, row: PauseRow, expected_version: int | None = None) -> PauseRow:
-        async with self._transaction() as connection:
-            current, version = await self._current(connection, tables.pause, rows.pause)
-            _check_version(current, expected_version)
-            row = replace(row, version=version + 1)
-            values = _fitted(tables.pause, rows.values(row, self.scope)) | {"active": True}
-            await connection.execute(self._upsert(tables.pause), [values])
-        return row
+        return cast(PauseRow, await self._versions.set(tables.pause, rows.pause, row, expected_version))
 
-    async def drop_pause(self, actor: str = "") -> PauseRow | None:
-        async with self._transaction() as connection:
-            current, _ = await self._current(connection, tables.pause, rows.pause)
-            await connection.execute(scoped(sa.update(tables.pause), tables.pause, self.scope).values(active=False))
-        return cast(PauseRow | None, current)
+    async def drop_pause(self, expected_version: int | None = None) -> PauseRow | None:
+        return cast(PauseRow | None, await self._versions.drop(tables.pause, rows.pause, expected_version))
 
     async def audit(self, row: AuditRow) -> int:
-        async with self._transaction() as connection:
+        """What a standby refused is on record too."""
+        async with self._transaction(fenced=False) as connection:
             return await self._audit(connection, row)
 
-    async def expire(self, now_wall_s: float) -> tuple[PinRow | PauseRow, ...]:
-        """Drop the pins and the pause whose time has come, each with an audit row in the same transaction."""
+    async def lapse(self, gone: PinRow | PauseRow, wall_s: float) -> bool:
+        """End a pin or the pause whose time is over, with its audit row. False if it stands no more, or a newer one does."""
+        t: sa.Table = tables.pin if isinstance(gone, PinRow) else tables.pause
+        mine = [t.c.active.is_(True), t.c.version == gone.version]
+        if isinstance(gone, PinRow):
+            mine.append(t.c.worker == gone.worker)
         async with self._transaction() as connection:
-            pins = await self._lapse(connection, tables.pin, rows.pin, now_wall_s)
-            pauses = await self._lapse(connection, tables.pause, rows.pause, now_wall_s)
-            for gone in (*pins, *pauses):
-                await self._audit(connection, expiry(gone, now_wall_s))
-        return (*pins, *pauses)
+            ended = await connection.execute(scoped(sa.update(t), t, self.scope).where(*mine).values(active=False))
+            if ended.rowcount:
+                await self._audit(connection, expiry(gone, wall_s))
+        return bool(ended.rowcount)
 
     # ------------------------------------------------------------ leadership
 
-    async def take_leadership(self, holder: str, ttl_s: float) -> int:
-        """The new epoch, always higher than any before. With SQLite the file's owner takes over at once; elsewhere raises
-        LeadershipHeld while another holder's time runs."""
-        t = tables.leadership
-        async with self._transaction() as connection:
-            now = await self._database_now(connection)
-            found = (await connection.execute(scoped(sa.select(t), t, self.scope).with_for_update())).mappings().first()
-            alone = connection.dialect.name == "sqlite"
-            if found is not None and not alone and found["holder"] != holder and found["expires_wall_s"] > now:
-                raise LeadershipHeld(f"{found['holder']} leads for {found['expires_wall_s'] - now:.1f} s more")
-            epoch = 1 + (found["epoch"] if found is not None else 0)
-            values = {**rows.scope_values(self.scope), "holder": holder, "epoch": epoch, "expires_wall_s": now + ttl_s}
-            await connection.execute(self._upsert(t), [values])
-        return int(epoch)
+    async def take_leadership(self, holder: str, ttl_s: float, address: str = "") -> int:
+        """The new epoch, always higher than any before. From now on PostgreSQL takes this store's writes only while it stands.
+
+        With SQLite the file's owner takes over at once; elsewhere raises LeadershipHeld while another holder's time runs.
+        """
+        async with self._row() as connection:
+            epoch = await self._lease.take(connection, holder, ttl_s, address)
+        self._fence = (holder, epoch)
+        return epoch
 
     async def renew_leadership(self, holder: str, epoch: int, ttl_s: float) -> bool:
         """False if another holder or epoch stands in the row: whoever asks no longer leads."""
-        t = tables.leadership
-        async with self._transaction() as connection:
-            now = await self._database_now(connection)
-            mine = scoped(sa.update(t), t, self.scope).where(t.c.holder == holder, t.c.epoch == epoch)
-            return bool((await connection.execute(mine.values(expires_wall_s=now + ttl_s))).rowcount)
+        async with self._row() as connection:
+            return await self._lease.renew(connection, holder, epoch, ttl_s)
 
     async def raise_epoch(self, holder: str, epoch: int, above: int, ttl_s: float) -> int | None:
         """Go on leading with an epoch higher than `above` too; None if another holder or epoch stands in the row."""
-        t = tables.leadership
-        raised = 1 + max(epoch, above)
-        async with self._transaction() as connection:
-            now = await self._database_now(connection)
-            mine = scoped(sa.update(t), t, self.scope).where(t.c.holder == holder, t.c.epoch == epoch)
-            found = (await connection.execute(mine.values(epoch=raised, expires_wall_s=now + ttl_s))).rowcount
-        return raised if found else None
+        async with self._row() as connection:
+            raised = await self._lease.raise_epoch(connection, holder, epoch, above, ttl_s)
+        if raised is not None:
+            self._fence = (holder, raised)
+        return raised
 
-    async def _database_now(self, connection: AsyncConnection) -> float:
-        """Between hosts only the database's clock is common; a file has one host."""
-        if connection.dialect.name == "sqlite":
-            return self._wall()
-        now = await connection.execute(sa.select(sa.extract("epoch", sa.func.clock_timestamp())))
-        return float(now.scalar_one())
+    async def release_leadership(self, holder: str, epoch: int) -> bool:
+        """Let another take it at once. False if it was another's already."""
+        async with self._row() as connection:
+            return await self._lease.release(connection, holder, epoch)
+
+    async def leader(self) -> LeaderRow | None:
+        """Who holds it; None where nobody ever did."""
+        async with self._row() as connection:
+            return await self._lease.look(connection)
+
+    def stand_by(self) -> None:
+        """Forget what a time as leader left unwritten: whoever leads now writes the history."""
+        self._fence = None
+        self.buffer.clear()
+        self.snapshots.clear()
 
     # ------------------------------------------------------------ history
 
@@ -325,9 +339,12 @@ class Store:
     async def _flush_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self._flush_every_s)
+            if self._space is not None:
+                await asyncio.to_thread(self._space.look)
             try:
                 # With nothing to write a failed database is still asked again, so that trouble ends by itself.
-                if await self.flush() == 0 and not self.healthy:
+                written = 0 if self.low else await self.flush()
+                if written == 0 and not self.healthy:
                     async with self._transaction() as connection:
                         await connection.execute(sa.update(tables.leadership).where(sa.false()).values(holder=""))
             except StoreUnavailable as error:
@@ -336,50 +353,62 @@ class Store:
     # ------------------------------------------------------------ shared by the writes
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
-        """One write transaction. Any database failure becomes StoreUnavailable and shows in `healthy` and `trouble`."""
-        async with self._write:
-            try:
-                async with self._engine.begin() as connection:
-                    yield connection
-            except (AlreadyOpen, VersionConflict, LeadershipHeld, KeyError, IntegrityError):
-                raise
-            except (SQLAlchemyError, OSError) as error:
-                said = trouble(error)
-                if self.healthy:
-                    _log.error("%s", said)
-                self.healthy, self.trouble = False, said
-                raise StoreUnavailable(said) from error
-            else:
-                self.healthy, self.trouble = True, ""
+    async def _transaction(self, *, fenced: bool = True, limit_s: float | None = None) -> AsyncIterator[AsyncConnection]:
+        """One write transaction. Any database failure becomes StoreUnavailable and shows in `healthy` and `trouble`.
 
-    def transaction(self) -> contextlib.AbstractAsyncContextManager[AsyncConnection]:
+        `fenced`: only while the leadership taken with this store stands. `limit_s`: for upkeep, which may take longer.
+        """
+        limit = call_limit(self._engine) if limit_s is None or self._single else asyncio.timeout(limit_s)
+        async with self._write, self._watched(), limit, self._engine.begin() as connection:
+            if limit_s is not None and not self._single:
+                await connection.exec_driver_sql(f"set local statement_timeout = {int(limit_s * 1000)}")
+            # SQLite's file has one owner: the lock on it is the fence.
+            fence = self._fence if fenced and not self._single else None
+            if fence is not None and not await self._lease.holds(connection, *fence):
+                raise Deposed("Another controller has taken the leadership: this one writes nothing more.")
+            yield connection
+
+    @asynccontextmanager
+    async def _row(self) -> AsyncIterator[AsyncConnection]:
+        """For the leadership's row. With PostgreSQL each statement stands alone: a process that is stopped here holds no lock."""
+        if self._single:
+            async with self._transaction() as connection:
+                yield connection
+            return
+        alone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        async with self._watched(), call_limit(self._engine), alone.connect() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except (AlreadyOpen, VersionConflict, LeadershipHeld, Deposed, KeyError, IntegrityError):
+            raise
+        except (SQLAlchemyError, OSError) as error:
+            said = trouble(error)
+            if self.healthy:
+                _log.error("%s", said)
+            self.healthy, self.trouble = False, said
+            if self._space is not None and is_full(error):
+                self._space.give_up()
+            raise StoreUnavailable(said) from error
+        else:
+            self.healthy, self.trouble = True, ""
+
+    def transaction(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """For the store's own upkeep (history.py)."""
-        return self._transaction()
+        return self._transaction(limit_s=UPKEEP_S)
 
     def _insert(self, table: sa.Table, values: Mapping[str, Any]) -> Any:
-        return sa.insert(table).values(_fitted(table, values))
+        return sa.insert(table).values(rows.fitted(table, values))
+
+    async def _insert_once(self, connection: AsyncConnection, table: sa.Table, values: Mapping[str, Any]) -> bool:
+        statement = insert_once(self._engine.dialect.name, table).values(rows.fitted(table, values))
+        return bool((await connection.execute(statement)).rowcount)
 
     def _upsert(self, table: sa.Table) -> Any:
         return upsert(self._engine.dialect.name, table)
-
-    async def _current(
-        self, connection: AsyncConnection, table: sa.Table, build: Callable[[Mapping[str, Any]], Any], *where: Any
-    ) -> tuple[Any, int]:
-        """The active row, if any, and the highest version ever given."""
-        found = (await connection.execute(scoped(sa.select(table), table, self.scope).where(*where))).mappings().first()
-        if found is None:
-            return None, 0
-        return (build(dict(found)) if found["active"] else None), int(found["version"])
-
-    async def _lapse(
-        self, connection: AsyncConnection, table: sa.Table, build: Callable[[Any], Any], now_wall_s: float
-    ) -> list[Any]:
-        due = (table.c.active.is_(True), table.c.expires_wall_s <= now_wall_s)
-        found = (await connection.execute(scoped(sa.select(table), table, self.scope).where(*due))).mappings().all()
-        if found:
-            await connection.execute(scoped(sa.update(table), table, self.scope).where(*due).values(active=False))
-        return [build(r) for r in found]
 
     async def _audit(self, connection: AsyncConnection, row: AuditRow) -> int:
         return _new_id(await connection.execute(self._insert(tables.audit, rows.values(row, self.scope, without=("id",)))))
@@ -397,17 +426,3 @@ def _new_id(result: sa.CursorResult[Any]) -> int:
     key = result.inserted_primary_key
     assert key is not None
     return int(key[0])
-
-
-def _check_version(current: PinRow | PauseRow | None, expected: int | None) -> None:
-    if expected is not None and expected != (current.version if current else 0):
-        raise VersionConflict(current)
-
-
-def _fitted(table: sa.Table, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Text cut to its column: an overlong name from outside must not fail a write that matters."""
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        length = getattr(table.c[name].type, "length", None)
-        out[name] = value[:length] if length and isinstance(value, str) else value
-    return out

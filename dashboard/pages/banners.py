@@ -47,6 +47,9 @@ def banners(f: Facts) -> tuple[Banner, ...]:
         shown.append(Banner("warn", text, f.pause.created_wall_s))
     if f.status is not None and f.status.banner:
         shown.append(Banner("bad", fmt.capitalised(f.status.banner) + ("" if f.status.banner.endswith(".") else ".")))
+    for open_to_all in (f.insecure, f.status.insecure if f.status is not None else ""):
+        if open_to_all:
+            shown.append(Banner("bad", open_to_all))
     told = f.status.banner if f.status else ""
     if f.status is not None and not f.status.leading and not f.is_stale and not told:
         shown.append(Banner("warn", "The controller that wrote this is not the leader: it watches and does not act."))

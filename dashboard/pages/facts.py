@@ -30,6 +30,7 @@ class Facts:
     open_moves: tuple[TransitionRow, ...]
     last_moves: tuple[TransitionRow, ...]
     seconds: tuple[WorkerSecond, ...]
+    insecure: str = ""  # what of this dashboard stands open to anybody
 
     @property
     def age_s(self) -> float | None:
@@ -57,6 +58,7 @@ async def read(records: Records, window: Window, stale_after_s: float) -> Facts:
         open_moves=await records.open_moves(),
         last_moves=await records.latest_moves(1),
         seconds=seconds,
+        insecure=records.insecure,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fluidpd.benchmark.cells import Cell, Record, Task
+from fluidpd.benchmark.plan import GOODPUT_BOUND
 
 FULL = ("goodput", "thresholds")  # the default policy: the first of these that there is
 ELASTIC = ("seed", "fluidtoken", "fluidrole", "thresholds", "goodput", "clairvoyant")
@@ -26,6 +27,11 @@ class Results:
     def bound(self, bed: str, workload: str) -> float | None:
         record = self._by_name.get((Task.BOUND, bed, workload, "bound"))
         return None if record is None else float(record["bound"])
+
+    def factor_bound(self, bed: str, workload: str, share: float) -> float | None:
+        """The highest load factor that any policy could carry."""
+        record = self._by_name.get((Task.BOUND, bed, workload, GOODPUT_BOUND))
+        return None if record is None else float(record["factors"][f"{share:g}"] or 0.0)
 
     def factor(self, bed: str, workload: str, label: str, share: float) -> float | None:
         """0 where even the lowest load is too much; None where it was not searched."""

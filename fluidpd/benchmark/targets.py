@@ -122,7 +122,18 @@ def _goodput_of_composites(r: Results) -> Iterator[Verdict]:
                 continue
             reached = mine >= times * rival[1]
             found = f"x{mine:g} against x{rival[1]:g}" + (f", {mine / rival[1]:.2f} times" if rival[1] else "")
-            yield Verdict(target, reached, found, "" if reached else f"{rival[0]} alone carries x{rival[1]:g}")
+            because = "" if reached else _short_of(times * rival[1], mine, r.factor_bound(BED, name, 0.90))
+            yield Verdict(target, reached, found, because)
+
+
+def _short_of(wanted: float, mine: float, bound: float | None) -> str:
+    """Whether anybody could carry so much, by the fluid bound, and how far that is."""
+    said = f"x{wanted:.2f} was wanted"
+    if bound is None:
+        return said
+    if bound < wanted:
+        return f"{said}, and no policy can: the fluid bound is x{bound:g}"
+    return f"{said}; the fluid bound, which nothing real reaches, is x{bound:g}, and {mine / bound:.0%} of it is carried"
 
 
 def _pair(name: str, value: float | None) -> tuple[str, float] | None:

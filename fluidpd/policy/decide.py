@@ -116,7 +116,12 @@ def _partial(w: WorkerView) -> bool:
     r = w.readings
     if w.role is Role.PREFILL:
         return w.queue is None
-    return any(isinstance(x, Unknown) for x in (r.batch, r.context_tokens, r.kv_used_tokens, r.kv_capacity_tokens))
+    return (
+        isinstance(r.batch, Unknown)
+        or isinstance(r.context_tokens, Unknown)
+        or isinstance(r.kv_used_tokens, Unknown)
+        or isinstance(r.kv_capacity_tokens, Unknown)
+    )
 
 
 def _lenders(snapshot: Snapshot, indices: Indices, memory: Memory, settings: PolicySettings) -> tuple[str, ...]:
@@ -135,6 +140,7 @@ def with_slack(snapshot: Snapshot, indices: Indices, memory: Memory, settings: P
     if not settings.borrow:
         return ()
     found = []
+    lending = frozenset(memory.lenders)
     for w in snapshot.of(Role.DECODE):
         p = indices.workers.get(w.name)
         # A worker that drains goes on lending: its own rooms that still wait elsewhere are what keeps it from leaving.
@@ -147,7 +153,7 @@ def with_slack(snapshot: Snapshot, indices: Indices, memory: Memory, settings: P
             continue
         if w.age_s(snapshot.now_s) > settings.grant_max_age_s or p.chunk_tokens < settings.min_chunk_tokens:
             continue
-        limit = settings.decode_high if w.name in memory.lenders else settings.decode_low
+        limit = settings.decode_high if w.name in lending else settings.decode_low
         if isinstance(p.pressure, ConfirmedIdle) or p.pressure.value < limit:
             found.append(w.name)
     return tuple(found)

@@ -16,6 +16,7 @@ from fluidpd.telemetry import Known, Reading, Snapshot, WorkerView
 BIN_S = 0.25
 FAST_S, SLOW_S, REVERT_S = 2.5, 60.0, 20.0  # chosen on the first halves of the Azure traces (bench/forecast.py)
 _LENGTH_WEIGHT = 0.02  # of one prompt seen, in the mean prompt length
+_USUAL_WEIGHT = 0.002  # and in the one that goes with the slow level
 _FIRST_PROMPT_TOKENS = 1024.0
 _LONGEST_TOKENS = 8192.0
 
@@ -67,12 +68,18 @@ class Demand:
     owed: float = 0.0  # tokens counted too early, at most 0
     rooms: frozenset[int] = frozenset()
     prompt_tokens: float = _FIRST_PROMPT_TOKENS  # mean uncached length of a prompt
+    usual_prompt_tokens: float = _FIRST_PROMPT_TOKENS  # over about as long as the slow level of the rate
+    prompts_seen: int = 0
     prompt_rate: Rate = Rate()
     output_rate: Rate = Rate()
     finish_rate: Rate = Rate()
 
     def arrivals_per_s(self, ahead_s: float) -> float:
         return self.prompt_rate.at(ahead_s) / self.prompt_tokens
+
+    @property
+    def usual_arrivals_per_s(self) -> float:
+        return self.prompt_rate.slow / self.usual_prompt_tokens
 
     @property
     def output_tokens(self) -> float:
@@ -117,13 +124,15 @@ def observed_demand(demand: Demand | None, snapshot: Snapshot) -> Demand:
 
 def _with_lengths(demand: Demand, snapshot: Snapshot, known: bool = True) -> Demand:
     """The mean prompt length, from prompts that were not waiting a bin ago; `known` False: these are the first ones seen."""
-    mean, rooms = demand.prompt_tokens, []
+    mean, usual, seen, rooms = demand.prompt_tokens, demand.usual_prompt_tokens, demand.prompts_seen, []
     for w in snapshot.of(Role.PREFILL):
         for prompt in w.queue or ():
             rooms.append(prompt.room)
             if known and prompt.room not in demand.rooms:
+                seen += 1
                 mean += _LENGTH_WEIGHT * (max(1, prompt.uncached_tokens) - mean)
-    return replace(demand, prompt_tokens=mean, rooms=frozenset(rooms))
+                usual += max(_USUAL_WEIGHT, 1 / (seen + 1)) * (max(1, prompt.uncached_tokens) - usual)
+    return replace(demand, prompt_tokens=mean, usual_prompt_tokens=usual, prompts_seen=seen, rooms=frozenset(rooms))
 
 
 def _counted(w: WorkerView) -> tuple[float, float, float, float]:

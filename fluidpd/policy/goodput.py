@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from fluidpd.decision import Decision, Flip, Refusal
 from fluidpd.indices import Indices, Targets
 from fluidpd.names import Action, Reason, Role, Trigger
+from fluidpd.policy.balance import BETTER, ENOUGH, Need, need_of
 from fluidpd.policy.decide import LAWS, THRESHOLDS, Facts, after, calm, decide, facts_of, first_allowed, first_of, home, revoke
 from fluidpd.policy.decide import with_slack as able_to_lend
 from fluidpd.policy.forecast import Demand, observed_demand
@@ -24,6 +25,7 @@ from fluidpd.policy.settings import PolicySettings
 from fluidpd.telemetry import Known, Snapshot
 
 _KNOWN_AFTER_S = 2.0  # of watching, before a forecast is worth anything
+_SUSTAINED_AFTER_S = 20.0  # of watching, before a load counts as sustained
 _HOME_COST = 0.5  # requests that going home may cost by prediction
 _RETURN = 2.0  # a move is paid for there and back
 
@@ -58,14 +60,15 @@ def _unsure(f: Facts, demand: Demand) -> tuple[bool, float | None]:
     """Whether the model cannot be trusted, and how far measured steps are off it; None = not known."""
     if f.missing or demand.prompt_rate.seen_s < _KNOWN_AFTER_S:
         return True, None
-    offs = []
+    factors = []
     for w in f.snapshot.of(Role.DECODE):
         measured, p = w.readings.step_s, f.indices.workers.get(w.name)
         if isinstance(measured, Known) and measured.value > 0 and p is not None and p.step_s:
-            offs.append(abs(math.log(measured.value / p.step_s)))
-    if not offs:
+            factor = measured.value / p.step_s
+            factors.append(factor if factor >= 1 else 1 / factor)
+    if not factors:
         return False, None
-    off = math.expm1(sorted(offs)[len(offs) // 2])  # of the worker in the middle: one odd one is its own trouble
+    off = sorted(factors)[len(factors) // 2] - 1  # of the worker in the middle: one odd one is its own trouble
     return off > f.settings.goodput_residual_share, off
 
 
@@ -83,20 +86,31 @@ class _Option:
 def _judged(f: Facts, targets: Targets, future: Future | None) -> tuple[Decision, Memory]:
     m = f.memory
     waits = isinstance(f.indices.ppi, Known)  # lending early still means that something waits
-    able = able_to_lend(f.snapshot, f.indices, m, f.settings) if waits else ()
+    able = (f.lenders or able_to_lend(f.snapshot, f.indices, m, f.settings)) if waits else ()  # lenders are all who are able
     if m.weighed_s is not None and f.now_s - m.weighed_s < f.settings.goodput_every_s - 1e-6:
         return _stay(f, able, ()), m
-    assert m.demand is not None
-    scene = scene_of(f.snapshot, f.indices, m.demand, targets, future)
+    demand = m.demand
+    assert demand is not None
+    scene = scene_of(f.snapshot, f.indices, demand, targets, future)
     coming = sum(many for _, many in scene.arrivals)
     margin = max(f.settings.goodput_margin, f.settings.goodput_margin_share * coming)
     lending = able if m.lends_early else f.lenders
     stay = _Option("stay", Plan(len(lending)), roll(scene, Plan(len(lending))))
     m = replace(m, weighed_s=f.now_s)
+    need, split = need_of(scene), (sum(line.workers for line in scene.lines if line.takes), scene.decoders)
+    # While prompts wait a worker that drains would be missed: it can neither take new ones nor lend.
+    at_ease = not isinstance(f.indices.ppi, Known) or f.indices.ppi.value < f.settings.prefill_idle
+    better = need.better(*split) if at_ease and demand.prompt_rate.seen_s >= _SUSTAINED_AFTER_S else None
+    shown = {"headroom": round(min(need.headroom(*split), 99.0), 2)}
     if stay.predicted.late < margin:  # nothing can save what is not lost
-        m = replace(m, favoured=None, weighed=_shown([stay], margin), lends_early=m.lends_early and bool(f.lenders))
-        f = replace(f, memory=m)
-        return _homeward(f, scene, stay) or _stay(f, able, ()), m
+        moves, refusals = _moves(f, scene, stay.plan.lenders, better) if better is not None else ([], ())
+        m = replace(m, weighed={**_shown([stay, *moves], margin), **shown}, lends_early=m.lends_early and bool(f.lenders))
+        if better is None:
+            m = replace(m, favoured=None)
+            f = replace(f, memory=m)
+            return _homeward(f, scene, stay, need, split) or _stay(f, able, ()), m
+        best = next((o for o in moves if stay.predicted.good - o.predicted.good < margin), None)
+        return _made(f, m, best, lending, able, refusals)
     options = [stay, *_lending(f, scene, lending, able)]
     calmest = max(options, key=lambda o: (o.predicted.good, o.name == "stay"))
     if calmest.predicted.good - stay.predicted.good <= margin / 2:
@@ -105,9 +119,20 @@ def _judged(f: Facts, targets: Targets, future: Future | None) -> tuple[Decision
     moves, refusals = _moves(f, scene, calmest.plan.lenders)
     shed = replace(calmest.plan, shed=True)
     rejecting = _Option("shed", shed, roll(scene, shed))  # told, never done: turning requests away is a person's choice
-    m = replace(m, lends_early=early, weighed=_shown([*options, *moves, rejecting], margin))
-    best = max(moves, key=lambda o: o.predicted.good, default=None)
+    m = replace(m, lends_early=early, weighed={**_shown([*options, *moves, rejecting], margin), **shown})
+    # Where the sustained load is more than a split carries, a roll of seconds is no reason to make that worse.
+    sound = [o for o in moves if o.plan.to is not None and not need.spoils(*split, o.plan.to)]
+    best = max(sound, key=lambda o: o.predicted.good, default=None)
     if best is None or best.predicted.good - calmest.predicted.good <= margin:
+        best = next((o for o in moves if o.plan.to is better and o.predicted.good >= calmest.predicted.good), None)
+    return _made(f, m, best, able if early else f.lenders, able, refusals)
+
+
+def _made(
+    f: Facts, m: Memory, best: _Option | None, lenders: tuple[str, ...], able: tuple[str, ...], refusals: tuple[Refusal, ...]
+) -> tuple[Decision, Memory]:
+    """A move that has been the best one for a while; until then, and without one, stay."""
+    if best is None:
         m = replace(m, favoured=None)
         return _stay(replace(f, memory=m), able, refusals), m
     since = m.favoured[1] if m.favoured is not None and m.favoured[0] == best.name else f.now_s
@@ -115,7 +140,6 @@ def _judged(f: Facts, targets: Targets, future: Future | None) -> tuple[Decision
     f = replace(f, memory=m)
     if f.now_s - since < f.settings.goodput_persist_s - 1e-6:
         return _stay(f, able, refusals), m
-    lenders = able if early else f.lenders
     return _with_numbers(f.say(Action.FLIP, Reason.GOODPUT_FLIP, flips=best.flips, lenders=lenders), m.weighed), m
 
 
@@ -129,13 +153,15 @@ def _lending(f: Facts, scene: Scene, lending: tuple[str, ...], able: tuple[str, 
     return found
 
 
-def _moves(f: Facts, scene: Scene, lenders: float) -> tuple[list[_Option], tuple[Refusal, ...]]:
-    """One worker to either role: the cheapest that every guard lets go."""
+def _moves(f: Facts, scene: Scene, lenders: float, only: Role | None = None) -> tuple[list[_Option], tuple[Refusal, ...]]:
+    """One worker to either role, or to `only` one: the cheapest that every guard lets go."""
     if not f.settings.flip:
         return [], ()
     options: list[_Option] = []
     refused: tuple[Refusal, ...] = ()
     for name, from_role in (("to_prefill", Role.DECODE), ("to_decode", Role.PREFILL)):
+        if only is from_role:
+            continue
         flips, refusals = first_allowed(f, from_role, Trigger.AUTO)
         refused += refusals
         if flips:
@@ -193,10 +219,10 @@ def _with_numbers(decision: Decision, more: Mapping[str, float | None]) -> Decis
     return replace(decision, numbers={**decision.numbers, **more})
 
 
-def _homeward(f: Facts, scene: Scene, stay: _Option) -> Decision | None:
-    """Back to the usual split, if the thresholds would and nobody is predicted to pay for it."""
+def _homeward(f: Facts, scene: Scene, stay: _Option, need: Need, split: tuple[float, float]) -> Decision | None:
+    """Back to the usual split, if the thresholds would, it has room for the load, and nobody is predicted to pay for it."""
     decision = home(f)
-    if decision is None or not decision.flips:
+    if decision is None or not decision.flips or need.headroom(split[0] - 1, split[1] + 1) < ENOUGH * BETTER:
         return None
     plan = _plan(f, scene, decision.flips[0], stay.plan.lenders)
     cost = stay.predicted.good - roll(scene, plan).good

@@ -5,7 +5,7 @@ Never proposes a move, and never lets one through on a number it does not have.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fluidpd.decision import Flip, Refusal
@@ -152,6 +152,23 @@ def _stale_bootstrap(c: Case) -> Refusal | None:
     )
 
 
+def pair_broken(workers: Sequence[WorkerView]) -> tuple[str, str] | None:
+    """A prefill worker that is lost and a decode worker that waits for what it was sending: its queue is not load."""
+    waiting = next((w.name for w in workers if w.stuck_transfers and w.role is Role.DECODE and w.counts), None)
+    if waiting is None:
+        return None
+    dead = next((w.name for w in workers if w.role is Role.PREFILL and w.state is WorkerState.LOST), None)
+    return (dead, waiting) if dead is not None else None
+
+
+def _pair_broken(c: Case) -> Refusal | None:
+    if c.flip.to_role is not Role.DECODE or (found := pair_broken(c.snapshot.workers)) is None:
+        return None
+    return c.refuse(
+        Rule.PAIR_BROKEN, f"prefill worker {found[0]} is lost and {found[1]} waits for its transfers: that is not decode pressure"
+    )
+
+
 def _concurrent(c: Case) -> Refusal | None:
     if len(c.snapshot.open_moves) >= c.settings.max_concurrent:
         return c.refuse(
@@ -251,6 +268,7 @@ GUARDS: tuple[tuple[Callable[[Case], Refusal | None], frozenset[Trigger], bool],
     (_flippable, frozenset(), False),
     (_concurrent, frozenset(), False),
     (_floor, frozenset(), False),  # never below a floor by our action, forced or not
+    (_pair_broken, _PERSONS, True),
     (_backoff, _PERSONS, True),
     (_residence, _NOT_AUTO, True),
     (_budget, _NOT_AUTO, True),

@@ -153,7 +153,7 @@ def roll(scene: Scene, plan: Plan) -> Predicted:
 
 def _beyond(batches: list[Batch], scene: Scene) -> tuple[float, float]:
     """What becomes of those still running: if their worker is on its way over the target, or out of space, they go with it."""
-    coming = sum(many for _, many in scene.arrivals) / HORIZON_S
+    coming = scene.requests_per_s  # not those of a burst: how long its generations last is not known
     serving = sum(b.workers for b in batches)
     good = bad = 0.0
     for b in batches:

@@ -20,6 +20,7 @@ HANDOFF_BYTES_PER_S = 20e9
 NATURAL_END_TOKENS = 32.0
 _KV_BYTES_PER_TOKEN = 163_840
 _GROUPS = 4
+_PACKED_TOKENS = 2048
 _AGE_S = 0.1  # queued prompts of an age within this are one
 
 
@@ -75,29 +76,41 @@ class Scene:
     prompt: float  # its tokens
     output: float  # tokens
     work_per_token: float
+    packed_per_token: float  # where short prompts share a forward
     transfer_s: float
     ttft_s: float
     tbt_s: float
     limit_s: float
     step: StepTime
     arrivals: tuple[tuple[float, float], ...]  # in each of STEPS_S: prompt tokens, requests
+    prompt_per_s: float  # tokens, sustained
+    requests_per_s: float  # of `output` tokens each, sustained
     paces: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)  # what rolls found so far
 
 
-# What arrives in each of STEPS_S after a moment: prompt tokens and requests; and the mean output of a request, tokens.
-Future = Callable[[float], tuple[tuple[tuple[float, float], ...], float]]
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What comes after a moment. A burst is of no known kind, so outputs are told of the sustained load, not of the burst."""
+
+    arrivals: tuple[tuple[float, float], ...]  # in each of STEPS_S: prompt tokens, requests
+    output: float  # mean of a request, tokens
+    prompt_per_s: float  # sustained: prompt tokens, and requests of `output` tokens
+    requests_per_s: float
+
+
+Future = Callable[[float], Ahead]
 
 
 def expected(demand: Demand) -> Future:
     """The forecast as a future."""
 
-    def future(_: float) -> tuple[tuple[tuple[float, float], ...], float]:
+    def future(_: float) -> Ahead:
         found, at = [], 0.0
         for dt in STEPS_S:
             tokens = demand.prompt_rate.at(at + 0.5 * dt) * dt
             found.append((tokens, tokens / demand.prompt_tokens))
             at += dt
-        return tuple(found), demand.output_tokens
+        return Ahead(tuple(found), demand.output_tokens, demand.prompt_rate.slow, demand.usual_arrivals_per_s)
 
     return future
 
@@ -123,7 +136,7 @@ def scene_of(snapshot: Snapshot, indices: Indices, demand: Demand, targets: Targ
             batches[0].context += _number(w, "context_tokens")
     prompt = demand.prompt_tokens
     work = step.prefill_s(round(prompt))
-    arrivals, output = (future or expected(demand))(snapshot.now_s)
+    ahead = (future or expected(demand))(snapshot.now_s)
     roles = {m.worker: m.to_role for m in snapshot.open_moves}
     joins = tuple((_left_s(w, indices, step), roles[w.name]) for w in leaving if w.name in roles and w.role is not roles[w.name])
     return Scene(
@@ -134,14 +147,17 @@ def scene_of(snapshot: Snapshot, indices: Indices, demand: Demand, targets: Targ
         capacity=capacity or 1e9,
         work_s=max(1e-6, work),
         prompt=prompt,
-        output=output,
+        output=ahead.output,
         work_per_token=max(1e-9, work / prompt),
+        packed_per_token=max(1e-9, min(work / prompt, step.prefill_s(_PACKED_TOKENS) / _PACKED_TOKENS)),
         transfer_s=step.transfer_s(round(prompt)),
         ttft_s=targets.ttft_s,
         tbt_s=targets.tbt_s,
         limit_s=targets.step_limit_s,
         step=step,
-        arrivals=arrivals,
+        arrivals=ahead.arrivals,
+        prompt_per_s=ahead.prompt_per_s,
+        requests_per_s=ahead.requests_per_s,
     )
 
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from fluidpd.cost import CostModel
 from fluidpd.policy.goodput import decide_by_goodput
-from fluidpd.policy.scene import STEPS_S, Future
+from fluidpd.policy.scene import STEPS_S, Ahead, Future
 from fluidpd.policy.seed import decide_as_the_seed
 from fluidpd.simulator.colocated import Mixing
 from fluidpd.simulator.colocated_run import ColocatedSimulation
@@ -24,6 +24,8 @@ from fluidpd.simulator.workload import Workload
 
 BUDGETS = (128, 256, 384, 512, 768, 1024, 2048, 4096)  # tokens of a step; what the tuned co-located baseline may choose from
 _PREFILL_FIRST_TOKENS = 8192  # vLLM's prefill batch
+
+SUSTAINED_S = 30.0  # how far the clairvoyant looks for the sustained load
 
 Build = Callable[[Workload, CostModel, SimSettings], RequestRun]
 
@@ -99,7 +101,7 @@ def true_future(workload: Workload) -> Future:
     tokens = [0, *itertools.accumulate(r.prompt_tokens - r.cached_tokens for r in workload.requests)]
     outputs = [0, *itertools.accumulate(r.output_tokens for r in workload.requests)]
 
-    def future(now_s: float) -> tuple[tuple[tuple[float, float], ...], float]:
+    def future(now_s: float) -> Ahead:
         found, at, begin = [], now_s, bisect.bisect_right(times, now_s)
         first = begin
         for dt in STEPS_S:
@@ -109,7 +111,10 @@ def true_future(workload: Workload) -> Future:
             begin = end
         seen = max(0, first - 20), begin  # those just arrived decode now
         mean = (outputs[seen[1]] - outputs[seen[0]]) / max(1, seen[1] - seen[0])
-        return tuple(found), max(1.0, mean)
+        mean = max(1.0, mean)
+        end = bisect.bisect_right(times, now_s + SUSTAINED_S)
+        prompts, made = tokens[end] - tokens[first], outputs[end] - outputs[first]
+        return Ahead(tuple(found), mean, prompts / SUSTAINED_S, made / SUSTAINED_S / mean)
 
     return future
 

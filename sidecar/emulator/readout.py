@@ -175,6 +175,7 @@ def emulator(worker: EmulatedWorker) -> dict[str, Any]:
             "held": worker.gate.held,
         },
         "switches": worker.switch.switches,
+        "faults_left": worker.switch.faults_left,
         "kv_committed_tokens": engine.model.kv_committed,
         "arena": {
             "kv_blocks": engine.pages.kv_blocks,

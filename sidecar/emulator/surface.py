@@ -176,10 +176,10 @@ class Surface:
         if not self._worker.settings.faults_allowed:
             raise BadAsk("faults are off: start the emulator with faults_allowed", 403)
         body = parse_json(await read_body(receive))
-        what, times = body.get("what"), body.get("times", 1)
+        what, times, spares = body.get("what"), body.get("times", 1), body.get("spares_preparation", False)
         if what not in FAULTS or not isinstance(times, int) or times < 0:
             raise BadAsk(f"what must be one of {', '.join(FAULTS)} and times a whole number")
-        self._worker.switch.inject(what, times)
+        self._worker.switch.inject(what, times, spares is True)
         await answer_json(send, 200, {"what": what, "times": times})
 
 

@@ -16,12 +16,29 @@ from fluidpd.names import Role
 from sidecar.emulator.engine import Engine
 from sidecar.emulator.settings import SwitchTimes
 
-Fault = Literal["ok", "busy", "dead", "timeout_then_done", "ok_but_nothing", "graph_memory", "backend"]
+Fault = Literal[
+    "ok",
+    "busy",
+    "dead",
+    "timeout_then_done",
+    "ok_but_nothing",
+    "graph_memory",
+    "backend",
+    "malformed",  # 200 with a body that is not SGLang's; nothing was done
+    "server_error",  # 500, and nothing was done
+    "done_but_500",
+    "teapot",  # a status that SGLang does not answer with
+]
 FAULTS: tuple[str, ...] = get_args(Fault)
 GRAPH_HEADROOM_GB = 60.0
 _NEVER_S = 3600.0
 
 Answered = tuple[int, dict[str, Any]]
+_STRANGE: dict[str, Answered] = {
+    "malformed": (200, {"message": "done", "success": "yes"}),
+    "server_error": (500, {"error": "injected fault"}),
+    "teapot": (418, {"success": True, "message": "ok"}),
+}
 
 
 class SwitchBody(BaseModel):
@@ -47,18 +64,25 @@ class RoleSwitch:
         self._has_graphs = engine.model.role is Role.DECODE
         self._fault: str = "ok"
         self._fault_times = 0
+        self._spares_preparation = False
 
     @property
     def state(self) -> Literal["serving", "switching", "unhealthy"]:
         return "unhealthy" if self.is_unhealthy else "switching" if self.is_switching else "serving"
 
-    def inject(self, fault: str, times: int) -> None:
-        self._fault, self._fault_times = fault, times
+    @property
+    def faults_left(self) -> int:
+        """How many requests are still to be answered as injected."""
+        return self._fault_times
+
+    def inject(self, fault: str, times: int, spares_preparation: bool = False) -> None:
+        """The next `times` requests are answered so; with `spares_preparation` only those that ask for the switch itself."""
+        self._fault, self._fault_times, self._spares_preparation = fault, times, spares_preparation
 
     async def ask(self, body: dict[str, Any]) -> Answered:
         """The answer to one request: status and body."""
         old, wanted = self._engine.model.role, body.get("new_role", "")
-        fault = self._next_fault()
+        fault = self._next_fault(bool(body.get("prepare_only")))
 
         def no(message: str, safe: bool = True) -> Answered:
             return 400, _answer(False, message, old, wanted, safe)
@@ -69,6 +93,8 @@ class RoleSwitch:
             return no("another role switch is already in progress", False)
         if wanted not in ("prefill", "decode"):
             return no(f"invalid new_role={wanted!r}")
+        if fault in _STRANGE:
+            return _STRANGE[fault]
         if fault == "backend":
             return no("transfer backend 'nixl' does not support runtime role switch")
         if wanted == old.value:
@@ -116,10 +142,12 @@ class RoleSwitch:
             self._engine.wake()
         if fault == "timeout_then_done":
             await asyncio.sleep(_NEVER_S)
+        if fault == "done_but_500":
+            return _STRANGE["server_error"]
         return 200, _answer(True, "ok", old, new.value, False)
 
-    def _next_fault(self) -> str:
-        if self._fault_times <= 0:
+    def _next_fault(self, prepares: bool) -> str:
+        if self._fault_times <= 0 or (prepares and self._spares_preparation):
             return "ok"
         self._fault_times -= 1
         return self._fault

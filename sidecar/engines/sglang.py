@@ -19,6 +19,7 @@ from sidecar.clock import Clock
 from sidecar.engines.loads import Loads, Unreadable, between, parse_loads
 from sidecar.engines.page import label_disagreement, parse_page, read_page
 from sidecar.ports import EngineFacts, Look, Measured, Probe, SwitchAnswer, SwitchResult, WorkLeft
+from sidecar.settings import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ _LASTING = re.compile(
     re.IGNORECASE,
 )
 _PAGE_AGE_S = 0.5
+_WITH_ADMIN_KEY = "start the engine with --admin-api-key and set admin_key_file"
 _ANY_RANK = {"prefill_dp_rank": -1, "prefill_cp_rank": -1, "target_tp_rank": -1, "target_pp_rank": -1}
 _PROBE_HEADER = {"X-FluidPD-Probe": "1"}
 
@@ -85,6 +87,7 @@ class SglangEngine:
         self._page_values: dict[str, Any] = {}
         self._page_notes: tuple[str, ...] = ()
         self._page_at_s: float | None = None
+        self._switch_open: tuple[str, str] | None = None  # boot, and what was found then
 
     async def facts(self) -> EngineFacts | None:
         """What /server_info says, or None while it cannot be asked."""
@@ -98,18 +101,37 @@ class SglangEngine:
         why = why_not_flippable(info, self._bootstrap)
         radix = info.get("disable_radix_cache")
         chunk = info.get("chunked_prefill_size")
-        role = _role_now(info)
+        role, boot = _role_now(info), self._boot(info)
         return EngineFacts(
             engine=self._name,
             version=str(info.get("version") or "unknown"),
-            boot=self._boot(info),
+            boot=boot,
             role=role,
             flippable=not why,
             not_flippable_why=why,
             started_as=_role(info.get("disaggregation_mode")),
             radix_cache=not radix if isinstance(radix, bool) else None,
             max_prefill_chunk_tokens=chunk if isinstance(chunk, int) and chunk > 0 else None,
+            switch_open_why=await self._why_switch_open(info, boot),
         )
+
+    async def _why_switch_open(self, info: dict[str, Any], boot: str) -> str:
+        """Asked once for each engine process, with a body that no handler ever sees: who may post is judged before it is read."""
+        host, bound = self._client.base_url.host, str(info.get("host") or "")
+        if is_loopback(host) and (not bound or is_loopback(bound)):
+            return ""  # whoever is on this machine may do more than that
+        if self._switch_open is None or self._switch_open[0] != boot:
+            try:
+                answer = await self._client.post(
+                    "/pd_role_switch", content=b"{", headers={"Content-Type": "application/json"}, timeout=self._timeout_s
+                )
+            except httpx.HTTPError:
+                return ""
+            said = "" if answer.status_code not in (400, 422) else f"{host} lets anybody switch its role: {_WITH_ADMIN_KEY}"
+            if said:
+                log.warning("%s", said)
+            self._switch_open = (boot, said)
+        return self._switch_open[1]
 
     async def look(self) -> Look:
         """Role and health, asked now. The role is the loads' word, and /server_info's where the loads have none."""

@@ -68,6 +68,15 @@ def test_targets_and_names_of_the_settings_reach_the_sidecars_too(parts, tmp_pat
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
+def test_with_tokens_the_sidecars_share_a_secret_that_was_made_for_them(parts, tmp_path):
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text("[]")
+    parts.configure(config(tmp_path, f"security:\n  tokens_file: {tokens}\n"), None)
+    named = written(parts, "controller")["security"]["fleet_secret_file"]
+    assert written(parts, "sidecar-d1")["fleet_secret_file"] == named
+    assert len(Path(named).read_text().strip()) >= 43 and stat.S_IMODE(Path(named).stat().st_mode) == 0o600
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -74,15 +74,15 @@ class ControlSide:
         self.take("pin", worker, role, ttl_s, reason, actor, expected_version)
         return PinRow(worker, role, reason, actor, 0.0, ttl_s)
 
-    async def drop_pin(self, worker, actor, reason) -> bool:
+    async def drop_pin(self, worker, actor, reason, expected_version=None) -> bool:
         self.take("unpin", worker, actor, reason)
         return True
 
-    async def set_pause(self, reason, ttl_s, actor) -> PauseRow:
+    async def set_pause(self, reason, ttl_s, actor, roll_back=False, expected_version=None) -> PauseRow:
         self.take("pause", reason, ttl_s, actor)
         return PauseRow(reason, actor, 0.0, 1_700_000_000.0)
 
-    async def resume(self, actor, reason) -> bool:
+    async def resume(self, actor, reason, expected_version=None) -> bool:
         self.take("resume", actor, reason)
         return True
 
@@ -196,4 +196,4 @@ def test_what_the_api_cannot_use_is_a_usage_error_that_names_the_field(fluidpd):
     done = fluidpd("pause", "--ttl", "2d", *WHY)
     assert done.exit_code == 2
     assert "ttl_s" in done.stderr
-    assert fluidpd("workers", "--server", "http://evil.example:8070").exit_code == 1
+    assert fluidpd("workers", "--server", "http://evil.example:8070").exit_code == 3  # by the rule `host`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ class MemoryStore:
     """Everything that was written, in order. `failing` makes each awaited write raise."""
 
     def __init__(self) -> None:
-        self.healthy, self.trouble, self.failing = True, "", False
+        self.healthy, self.trouble, self.low, self.failing = True, "", "", False
         self.transitions: dict[str, TransitionRow] = {}
         self.phase_keys: list[tuple[str, int]] = []
         self.decisions: list[Any] = []
@@ -73,24 +73,24 @@ class MemoryStore:
         )
         return True
 
-    async def record_command(self, row: Any) -> None:
+    async def record_commands(self, rows: Sequence[Any]) -> None:
         self._write()
-        self.commands.append(row)
+        self.commands.extend(rows)
 
-    async def record_answer(self, command_id: str, answer: Any, detail: str, wall_s: float) -> None:
+    async def record_answers(self, answers: Sequence[Any]) -> None:
         self._write()
-        self.answers.append((command_id, answer, detail))
+        self.answers.extend((id, answer, detail) for id, answer, detail, _ in answers)
 
-    async def upsert_worker(self, row: WorkerRow) -> None:
+    async def upsert_workers(self, rows: Sequence[WorkerRow]) -> None:
         self._write()
-        self.workers[row.name] = row
+        self.workers |= {row.name: row for row in rows}
 
     async def set_pin(self, row: PinRow, expected_version: int | None = None) -> PinRow:
         self._write()
         self.pins[row.worker] = row
         return row
 
-    async def drop_pin(self, worker: str, actor: str = "") -> PinRow | None:
+    async def drop_pin(self, worker: str, expected_version: int | None = None) -> PinRow | None:
         return self.pins.pop(worker, None)
 
     async def set_pause(self, row: PauseRow, expected_version: int | None = None) -> PauseRow:
@@ -98,7 +98,7 @@ class MemoryStore:
         self.the_pause = row
         return row
 
-    async def drop_pause(self, actor: str = "") -> PauseRow | None:
+    async def drop_pause(self, expected_version: int | None = None) -> PauseRow | None:
         before, self.the_pause = self.the_pause, None
         return before
 
@@ -122,7 +122,7 @@ class MemoryStore:
         self._write()
         self.bases.append(row)
 
-    async def take_leadership(self, holder: str, ttl_s: float) -> int:
+    async def take_leadership(self, holder: str, ttl_s: float, address: str = "") -> int:
         self._write()
         self.epoch += 1
         self.holder = holder
@@ -138,6 +138,12 @@ class MemoryStore:
             return None
         self.epoch = 1 + max(epoch, above)
         return self.epoch
+
+    async def release_leadership(self, holder: str, epoch: int) -> bool:
+        self._write()
+        mine = (holder, epoch) == (self.holder, self.epoch)
+        self.holder = "" if mine else self.holder
+        return mine
 
 
 class MemoryQueries:
@@ -167,6 +173,7 @@ class FakeRouter:
         self.roles: dict[str, Role] = {}
         self.asked: list[tuple[str, Role | None]] = []
         self.down = False
+        self.refused: set[str] = set()  # it never lists these, whatever it is asked
 
     async def members(self) -> Mapping[str, Member]:
         if self.down:
@@ -179,6 +186,8 @@ class FakeRouter:
             raise RouterTrouble("router http://r does not answer: is it running?")
         if role is None:
             self.roles.pop(worker_url, None)
+        elif worker_url in self.refused:
+            raise RouterTrouble(f"router http://r: {worker_url} should serve {role}; it is not healthy")
         else:
             self.roles[worker_url] = role
 
@@ -190,6 +199,9 @@ class FakeHub:
     def publish(self, event: str, data: Mapping[str, Any]) -> None:
         json.dumps(data, allow_nan=False, default=dict)
         self.events.append((event, data))
+
+    def wants(self, event: str) -> bool:
+        return True
 
 
 class FakeConnection:
@@ -337,6 +349,11 @@ class Fleet:
     def hear(self) -> None:
         for s in self.sidecars.values():
             self.controller.registry.hear(s.sample(self.clock), s.connection)
+
+    def hear_all_but(self, *silent: str) -> None:
+        for s in self.sidecars.values():
+            if s.name not in silent:
+                self.controller.registry.hear(s.sample(self.clock), s.connection)
 
     async def run(self, seconds: float, *, step_s: float = 0.05, samples: bool = True) -> None:
         steps = max(1, round(seconds / step_s))

@@ -220,9 +220,11 @@ def new_database(folder: Path) -> str:
 
 
 @asynccontextmanager
-async def open_store(folder: Path, **options: Any) -> AsyncIterator[Store]:
-    """A store whose flusher a test drives by hand."""
-    url = url_in(folder) if (folder / "fluidpd.db").exists() else new_database(folder)
+async def open_store(where: Path | str, **options: Any) -> AsyncIterator[Store]:
+    """A store whose flusher a test drives by hand: on the URL of a database, or on a SQLite file in a folder."""
+    if isinstance(where, Path) and not (where / "fluidpd.db").exists():
+        new_database(where)
+    url = url_in(where) if isinstance(where, Path) else where
     store = Store(url, **{"wall": lambda: NOW, "flush_every_s": 3600.0, **options})
     await store.open()
     try:
@@ -246,6 +248,7 @@ class FakeController:
             {"name": "w3", "role": "decode", "state": "serving", "age_s": 0.04, "kv_share": None},
         )
         self.renewed = 0
+        self.lapsed: list[PinRow | PauseRow] = []
 
     def status(self) -> StatusRow:
         return self.now
@@ -279,17 +282,19 @@ class FakeController:
         row = a_pin(worker, role=role, reason=reason, actor=actor, created_wall_s=NOW, expires_wall_s=NOW + ttl_s)
         return await self.store.set_pin(row, expected_version)
 
-    async def drop_pin(self, worker: str, actor: str, reason: str) -> PinRow | None:
+    async def drop_pin(self, worker: str, actor: str, reason: str, expected_version: int | None = None) -> PinRow | None:
         self._asked("unpin", worker, actor, reason)
-        return await self.store.drop_pin(worker, actor)
+        return await self.store.drop_pin(worker, expected_version)
 
-    async def set_pause(self, reason: str, ttl_s: float, actor: str) -> PauseRow:
+    async def set_pause(
+        self, reason: str, ttl_s: float, actor: str, roll_back: bool = False, expected_version: int | None = None
+    ) -> PauseRow:
         self._asked("pause", reason, ttl_s, actor)
-        return await self.store.set_pause(a_pause(reason=reason, actor=actor))
+        return await self.store.set_pause(a_pause(reason=reason, actor=actor), expected_version)
 
-    async def resume(self, actor: str, reason: str) -> PauseRow | None:
+    async def resume(self, actor: str, reason: str, expected_version: int | None = None) -> PauseRow | None:
         self._asked("resume", actor, reason)
-        return await self.store.drop_pause()
+        return await self.store.drop_pause(expected_version)
 
     async def deregister(self, worker: str) -> bool:
         self._asked("deregister", worker)

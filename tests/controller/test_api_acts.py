@@ -74,6 +74,24 @@ async def test_a_pin_on_an_old_version_shows_what_stands(tmp_path: Path) -> None
     assert answer.json()["current"]["version"] == 1
 
 
+async def test_who_changes_what_another_changed_meanwhile_is_told_who_and_what(tmp_path: Path) -> None:
+    pause = {"reason": "hands off", "ttl_s": 60}
+    async with open_api(tmp_path) as (client, _, _hub):
+        assert (await client.post("/api/v1/pause", json={**pause, "expected_version": 0})).status_code == 200
+        await client.post("/api/v1/workers/w3/pin", json=PIN)
+        late = [
+            await client.post("/api/v1/pause", json={**pause, "expected_version": 0}),
+            await client.post("/api/v1/resume", json={"reason": "go on now", "expected_version": 7}),
+            await client.request("DELETE", "/api/v1/workers/w3/pin", json={"reason": "it is over", "expected_version": 7}),
+            await client.delete("/api/v1/workers/w3/pin", params={"reason": "it is over", "expected_version": 7}),
+        ]
+        assert [a.status_code for a in late] == [409] * 4
+        assert "version 1 by local stands (hands off)" in late[0].json()["detail"]
+        assert "version 1 by local stands (as decode, incident 17)" in late[2].json()["detail"]
+        assert late[3].json()["current"]["reason"] == "incident 17"
+        assert (await client.post("/api/v1/resume", json={"reason": "go on now", "expected_version": 1})).status_code == 200
+
+
 async def test_a_conflict_shows_what_stands(tmp_path: Path) -> None:
     async with open_api(tmp_path) as (client, controller, _):
         controller.refuse_with = Conflict("the switch is under way", a_move())
@@ -94,9 +112,10 @@ async def test_a_worker_leaves_only_with_a_reason_and_only_if_it_is_known(tmp_pa
         assert (await client.delete("/api/v1/workers/w3")).status_code == 422
         assert controller.asked == []
         answer = await client.delete("/api/v1/workers/w99", params={"reason": "sold the box"})
-        (row,) = await controller.store.queries.audit()
+        row, without_reason = await controller.store.queries.audit()
     assert answer.status_code == 404
     assert (row.verb, row.subject, row.outcome, row.reason) == ("deregister", "w99", "refused", "sold the box")
+    assert (without_reason.verb, without_reason.subject, without_reason.outcome) == ("deregister", "w3", "refused")
 
 
 @pytest.mark.parametrize(

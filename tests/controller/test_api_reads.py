@@ -35,7 +35,7 @@ async def test_the_status_carries_what_stands_and_unknown_numbers_are_null(tmp_p
 
 async def test_workers_are_live_and_one_that_left_is_shown_as_it_was_recorded(tmp_path: Path) -> None:
     async with open_api(tmp_path) as (client, controller, _):
-        await controller.store.upsert_worker(a_worker("w9"))
+        await controller.store.upsert_workers([a_worker("w9")])
         controller.store.buffer_seconds([], [worker_second(int(NOW), "w3")])
         await controller.store.flush()
         assert [w["name"] for w in strict((await client.get("/api/v1/workers")).text)] == ["w3"]

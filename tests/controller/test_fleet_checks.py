@@ -133,7 +133,7 @@ async def test_it_is_still_known_to_a_controller_that_was_restarted(tmp_path: Pa
     p.greet("w1", role=Role.PREFILL)
     w = p.greet("w1", role=Role.DECODE, plugin=PluginState.DISARMED, plugin_why="SGLang 9", cannot={"borrow": "PP"})
     async with open_store(tmp_path) as store:
-        await store.upsert_worker(p.registry.row(w, p.clock.now()))
+        await store.upsert_workers([p.registry.row(w, p.clock.now())])
         (row,) = await store.queries.workers()
     assert (row.plugin, row.plugin_why, row.cannot) == (PluginState.DISARMED, "SGLang 9", {"borrow": "PP"})
     later = Workers()

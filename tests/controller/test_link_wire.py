@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +14,15 @@ import websockets
 from control_fakes import DECODE_VALUES, Fleet, hello
 from fastapi import FastAPI
 
-from controller.link import hello_of, link_router, sample_hz
+from controller.link import hello_of, link_router
 from fluidpd.telemetry import Hello
 
 
 @asynccontextmanager
-async def served(secret_file: str | None = None) -> AsyncIterator[tuple[Fleet, str]]:
+async def served(**given: Any) -> AsyncIterator[tuple[Fleet, str]]:
+    """`given`: of the section `security`."""
     f = Fleet({})
-    security = f.settings.security.model_copy(update={"fleet_secret_file": secret_file})
+    security = f.settings.security.model_copy(update=given)
     f.settings = f.settings.model_copy(update={"security": security})
     f.controller = f.another_controller()
     await f.up(settle_s=0.05)
@@ -156,19 +156,6 @@ async def test_a_refused_hello_gets_a_sentence_then_close_code_4400() -> None:
         assert len(f.controller.registry) == 0
 
 
-async def test_the_fleet_secret_is_asked_for(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("s3cret-enough\n")
-    async with served(str(secret)) as (f, url):
-        for headers in ({}, {"Authorization": "Bearer wrong"}):
-            with pytest.raises(websockets.InvalidStatus):
-                await websockets.connect(url, proxy=None, additional_headers=headers)
-        assert f.controller.reception.counts["unauthorized"] == 2
-        ws, welcome = await welcomed(url, hello("w1"), additional_headers={"Authorization": "Bearer s3cret-enough"})
-        assert welcome["type"] == "welcome"
-        await ws.close()
-
-
 async def test_a_second_connection_of_the_same_worker_replaces_the_first() -> None:
     async with served() as (f, url):
         first, _ = await welcomed(url, hello("w1"))
@@ -273,7 +260,3 @@ async def test_one_absurd_sequence_number_does_not_freeze_a_worker() -> None:
         await until(lambda: w.seq == 1)
         assert f.controller.reception.counts["malformed"] == 2
         await ws.close()
-
-
-def test_the_sample_rate_falls_as_the_fleet_grows() -> None:
-    assert [sample_hz(n) for n in (1, 64, 65, 256, 257)] == [20, 20, 10, 10, 5]

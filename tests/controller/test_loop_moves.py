@@ -299,6 +299,113 @@ async def test_a_worker_in_a_move_is_not_deregistered() -> None:
     assert refused.value.refusal.rule is Rule.IN_TRANSIT and f.state("d2") == "moving"
 
 
+async def test_a_report_whose_connection_breaks_while_it_is_written_still_ends_its_move() -> None:
+    """A move that had ended without anybody noticing would block every other one for ever."""
+    f = await fleet()
+    id_ = await moving(f)
+    record, go_on = f.store.record_phase, asyncio.Event()
+
+    async def slow(*row: Any) -> bool:
+        await go_on.wait()
+        return await record(*row)
+
+    f.store.record_phase = slow  # type: ignore[method-assign]
+    link = asyncio.ensure_future(f.tell("d2", "refused", "preflight"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    link.cancel()
+    await asyncio.gather(link, return_exceptions=True)
+    go_on.set()
+    f.store.record_phase = record  # type: ignore[method-assign]
+    await f.run(1.0)
+    assert f.store.transitions[id_].end is End.CANCELLED and f.state("d2") == "serving"
+    assert f.controller.moves.open_moves() == ()
+
+
+async def to_admit(f: Fleet, worker: str = "d2") -> str:
+    """A move of a decode worker up to the point where only the router is missing."""
+    id_ = await moving(f, worker)
+    await f.answer(worker, f.sidecars[worker].connection.commands[-1])
+    await f.tell(worker, "ok", "preflight")
+    await f.run(0.1)
+    for phase in ("drain", "remap", "switch"):
+        await f.tell(worker, "ok", phase, numbers={"held": False} if phase == "drain" else {})
+    f.sidecars[worker].role = Role.PREFILL
+    await f.tell(worker, "ok", "verify")
+    return id_
+
+
+async def test_a_worker_that_the_router_never_takes_does_not_keep_the_others_waiting_for_ever() -> None:
+    f = await fleet()
+    url = f.sidecars["d2"].hello.worker_url
+    f.router.refused.add(url)
+    id_ = await to_admit(f)
+    await f.run(40, step_s=0.2)
+    assert f.store.transitions[id_].end is None and f.state("d2") == "moving"
+    for _ in range(15):  # the controller's own watch of the router, which tests run by hand
+        await f.controller.dispatcher.check_membership(f.controller.permission(f.clock.now()))
+        await f.run(2, step_s=0.2)
+    row = f.store.transitions[id_]
+    assert row.end is End.QUARANTINED and "has not taken it" in row.phases[-1].detail
+    assert f.controller.moves.open_moves() == () and url not in f.router.roles
+
+
+async def test_while_the_router_itself_is_down_a_move_in_admit_waits_for_it() -> None:
+    f = await fleet()
+    id_ = await to_admit_with_router_down(f)
+    for _ in range(60):
+        await f.controller.dispatcher.check_membership(f.controller.permission(f.clock.now()))
+        await f.run(2, step_s=0.2)
+    assert f.store.transitions[id_].end is None
+    f.router.down = False
+    await f.run(5)
+    assert f.store.transitions[id_].end is End.DONE
+
+
+async def to_admit_with_router_down(f: Fleet) -> str:
+    id_ = await moving(f)
+    await f.tell("d2", "ok", "preflight")
+    await f.run(0.1)
+    f.router.down = True
+    await f.controller.dispatcher.check_membership(f.controller.permission(f.clock.now()))
+    for phase in ("drain", "remap", "switch"):
+        await f.tell("d2", "ok", phase)
+    f.sidecars["d2"].role = Role.PREFILL
+    await f.tell("d2", "ok", "verify")
+    return id_
+
+
+async def test_an_engine_that_dies_in_admit_ends_its_move_before_thirty_seconds() -> None:
+    f = await fleet()
+    f.router.refused.add(f.sidecars["d2"].hello.worker_url)
+    id_ = await to_admit(f)
+    f.sidecars.pop("d2")
+    await f.run(25)
+    assert f.store.transitions[id_].end is End.QUARANTINED
+
+
+@pytest.mark.parametrize("roll_back", [False, True], ids=["finish", "roll back"])
+async def test_a_pause_lets_open_moves_finish_or_sends_them_back_as_chosen(roll_back: bool) -> None:
+    f = await fleet()
+    id_ = await moving(f)
+    await f.answer("d2", f.sidecars["d2"].connection.commands[-1])
+    await f.tell("d2", "ok", "preflight")
+    await f.run(0.1)
+    await f.controller.set_pause("hands off", 60, "ana", roll_back)
+    await f.run(0.1)
+    cancels = f.sidecars["d2"].connection.bodies("cancel")
+    assert [c["move_id"] for c in cancels[:1]] == ([id_] if roll_back else [])
+    assert not roll_back or "ana paused: hands off" in cancels[0]["why"]
+    await f.tell("d2", "cancel" if roll_back else "ok", "drain")
+    if not roll_back:
+        await f.tell("d2", "ok", "remap")
+        await f.tell("d2", "ok", "switch")
+        f.sidecars["d2"].role = Role.PREFILL
+        await f.tell("d2", "ok", "verify")
+    await f.run(1)
+    assert f.store.transitions[id_].end is (End.ROLLED_BACK if roll_back else End.DONE)
+
+
 class TestWhenTheSidecarIsGone:
     async def test_a_silent_worker_before_the_drain_cancels(self) -> None:
         f = await fleet()

@@ -248,3 +248,42 @@ async def test_a_name_may_change_its_address_once_its_old_connection_is_silent_o
     await p.hear()
     p.registry.left("w1", p.s.connection)
     assert p.registry.taken(elsewhere, FakeConnection()) is None
+
+
+async def test_a_worker_under_a_new_name_replaces_the_silent_ghost_at_its_address() -> None:
+    """Acting for both would put the one into the router and take the other out, for ever."""
+    p = Place()
+    await p.hear(2)
+    await p.clock.advance(6)
+    url = p.s.hello.worker_url
+    reborn = Sidecar("w9")
+    reborn.hello = hello("w9", worker_url=url, engine_boot="e2")
+    assert p.registry.taken(reborn.hello, reborn.connection) is None
+    reborn.register(p.registry)
+    assert [w.name for w in p.registry] == ["w9"]
+    assert ("w1", "replaced") in [(c.worker, c.what) for c in p.registry.changes]
+    assert not p.registry.hear(p.s.sample(p.clock), p.s.connection)  # its late telemetry does not bring the ghost back
+
+
+@pytest.mark.parametrize(("boot", "quarantined"), [("e1", True), ("e2", False)], ids=["same engine", "a new engine"])
+async def test_a_quarantine_is_of_the_engine_and_a_new_name_does_not_end_it(boot: str, quarantined: bool) -> None:
+    p = Place()
+    await p.hear(2)
+    p.registry.arrives("w1", Role.DECODE, moved=False, quarantined=True)
+    await p.clock.advance(6)
+    reborn = Sidecar("w9")
+    reborn.hello = hello("w9", worker_url=p.s.hello.worker_url, engine_boot=boot)
+    reborn.register(p.registry)
+    w9 = p.registry.get("w9")
+    assert w9 is not None and w9.quarantined is quarantined and p.registry.get("w1") is None
+
+
+async def test_a_ghost_that_is_still_in_a_move_is_left_to_its_move() -> None:
+    p = Place()
+    await p.hear(2)
+    p.registry.departs("w1", "m1")
+    await p.clock.advance(6)
+    reborn = Sidecar("w9")
+    reborn.hello = hello("w9", worker_url=p.s.hello.worker_url)
+    reborn.register(p.registry)
+    assert {w.name for w in p.registry} == {"w1", "w9"}

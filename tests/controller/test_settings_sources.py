@@ -141,9 +141,12 @@ def test_variables_of_other_processes_and_of_the_client_are_left_alone() -> None
 def test_a_server_that_others_can_reach_wants_tokens(tmp_path: Path, host: str) -> None:
     with pytest.raises(ConfigError, match=r"security\.tokens_file"):
         load_settings(None, {}, {"server": {"host": host}})
+    with pytest.raises(ConfigError, match="insecure_no_auth"):
+        load_settings(None, {"FLUIDPD_SERVER__HOST": host})
+    assert load_settings(None, {}, {"server": {"host": host}, "security": {"insecure_no_auth": True}}).is_open
     (tmp_path / "tokens.json").write_text("[1]")
     found = load_settings(None, {}, {"server": {"host": host}, "security": {"tokens_file": str(tmp_path / "tokens.json")}})
-    assert not found.is_loopback
+    assert not found.is_loopback and not found.is_open
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from memory_fakes import NOW, a_decision, a_move, a_phase, index_second, open_store, worker_second
 
 from controller.store import history
@@ -14,8 +12,8 @@ from fluidpd.transition import Move
 T0 = 1_699_999_200  # a whole hour
 
 
-async def test_a_second_without_a_row_is_a_gap_and_an_unknown_second_is_none(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
+async def test_a_second_without_a_row_is_a_gap_and_an_unknown_second_is_none(database: str) -> None:
+    async with open_store(database) as store:
         store.buffer_seconds([index_second(T0), index_second(T0 + 1, None), index_second(T0 + 3)], [])
         await store.flush()
         found = await store.queries.index_history("ppi", T0, T0 + 10)
@@ -23,8 +21,8 @@ async def test_a_second_without_a_row_is_a_gap_and_an_unknown_second_is_none(tmp
     assert found == (index_second(T0), IndexSecond(T0 + 1, "ppi", None, None, None), index_second(T0 + 3))
 
 
-async def test_nan_is_stored_as_unknown(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
+async def test_nan_is_stored_as_unknown(database: str) -> None:
+    async with open_store(database) as store:
         nan = float("nan")
         store.buffer_seconds([IndexSecond(T0, "ppi", nan, nan, float("inf"))], [worker_second(T0, pressure=nan)])
         await store.flush()
@@ -32,8 +30,8 @@ async def test_nan_is_stored_as_unknown(tmp_path: Path) -> None:
         assert (await store.queries.latest_worker_seconds())[0].pressure is None
 
 
-async def test_buckets_keep_the_lowest_and_the_highest_and_average_the_mean(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
+async def test_buckets_keep_the_lowest_and_the_highest_and_average_the_mean(database: str) -> None:
+    async with open_store(database) as store:
         store.buffer_seconds([index_second(T0 + i, value) for i, value in enumerate((0.2, 0.4, None, 0.6))], [])
         await store.flush()
         (first, second) = await store.queries.index_history("ppi", T0, T0 + 4, 2)
@@ -41,8 +39,8 @@ async def test_buckets_keep_the_lowest_and_the_highest_and_average_the_mean(tmp_
     assert (second.second, second.mean) == (T0 + 2, 0.6)
 
 
-async def test_a_workers_bucket_ends_in_its_last_role_and_remembers_that_it_lent(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
+async def test_a_workers_bucket_ends_in_its_last_role_and_remembers_that_it_lent(database: str) -> None:
+    async with open_store(database) as store:
         rows = [
             worker_second(T0, batch=2.0, lending=True),
             worker_second(T0 + 1, batch=4.0, role=Role.DECODE, state=WorkerState.MOVING),
@@ -65,16 +63,16 @@ async def test_a_workers_bucket_ends_in_its_last_role_and_remembers_that_it_lent
     assert [s.second for s in latest] == [T0 + 1, T0 + 1]
 
 
-async def test_a_second_that_is_written_twice_has_the_later_value(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
+async def test_a_second_that_is_written_twice_has_the_later_value(database: str) -> None:
+    async with open_store(database) as store:
         for value in (0.1, 0.9):
             store.buffer_seconds([index_second(T0, value)], [])
             await store.flush()
         assert (await store.queries.index_history("ppi", T0, T0 + 1))[0].mean == 0.9
 
 
-async def test_roll_ups_answer_long_ranges_and_the_seconds_complete_them(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
+async def test_roll_ups_answer_long_ranges_and_the_seconds_complete_them(database: str) -> None:
+    async with open_store(database) as store:
         store.buffer_seconds(
             [index_second(T0 + i, 0.5) for i in range(400)], [worker_second(T0 + i, batch=2.0) for i in range(400)]
         )
@@ -90,10 +88,10 @@ async def test_roll_ups_answer_long_ranges_and_the_seconds_complete_them(tmp_pat
     assert [(w.second, w.batch) for w in workers] == [(T0, 2.0), (T0 + 300, 2.0)]
 
 
-async def test_retention_deletes_old_seconds_and_ended_moves_and_never_an_open_one(tmp_path: Path) -> None:
+async def test_retention_deletes_old_seconds_and_ended_moves_and_never_an_open_one(database: str) -> None:
     keep = {"snapshots": 0.5, "seconds": 1.0, "minutes": 2.0, "five_minutes": 3.0, "hours": 4.0, "records": 5.0}
     later = NOW + 6 * 86_400
-    async with open_store(tmp_path) as store:
+    async with open_store(database) as store:
         store.buffer_seconds([index_second(int(NOW)), index_second(int(later) - 10)], [worker_second(int(NOW))])
         await store.flush()
         await store.remember_decision(a_decision())
@@ -107,8 +105,8 @@ async def test_retention_deletes_old_seconds_and_ended_moves_and_never_an_open_o
         assert await history.prune(store, later, keep) == 0
 
 
-async def test_slo_minutes_add_up_across_a_restart(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
+async def test_slo_minutes_add_up_across_a_restart(database: str) -> None:
+    async with open_store(database) as store:
         await history.add_slo_minute(store, "joint", T0, 9.0, 10.0)
         await history.add_slo_minute(store, "joint", T0, 1.0, 2.0)
         assert await store.queries.slo_minutes("joint", T0, T0 + 60) == ((T0, 10.0, 12.0),)

@@ -1,40 +1,73 @@
-"""The schema: up, down, up again, and equal to the tables that the code uses."""
+"""The schema, on both databases: up, down, up again, and equal to the tables that the code uses."""
 
 from __future__ import annotations
 
-import sqlite3
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from memory_fakes import url_in
+from memory_fakes import NOW, a_move, a_worker, open_store, url_in
 
 from controller.store import tables
-from controller.store.engine import StoreUnavailable, downgrade, head_revision, migrate
+from controller.store.engine import StoreUnavailable, downgrade, head_revision, make_engine, migrate
+from controller.store.revision import current_revision
+
+# What a controller of the version before 0004 says about its leadership.
+_OLDER_TAKE = (
+    "insert into leadership (cluster, model, pool, holder, epoch, expires_wall_s) values ('c', 'm', 'p', 'old', 7, 1.0) "
+    "on conflict (cluster, model, pool) do update set epoch = leadership.epoch + 1"
+)
 
 
-def test_the_schema_goes_up_down_and_up_again(tmp_path: Path) -> None:
-    url = url_in(tmp_path)
-    migrate(url)
-    downgrade(url)
-    with sqlite3.connect(tmp_path / "fluidpd.db") as other:
-        assert [r[0] for r in other.execute("select name from sqlite_master where type='table'")] == ["alembic_version"]
-    migrate(url)
-    migrate(url)
-    with sqlite3.connect(tmp_path / "fluidpd.db") as other:
-        assert other.execute("select version_num from alembic_version").fetchall() == [(head_revision(),)]
-        assert other.execute("pragma journal_mode").fetchone() == ("wal",)
+def ask(url: str, question: Callable[[sa.Connection], Any]) -> Any:
+    """What a plain connection says, committed."""
+
+    async def asked() -> Any:
+        engine = make_engine(url)
+        try:
+            async with engine.begin() as connection:
+                return await connection.run_sync(question)
+        finally:
+            await engine.dispose()
+
+    return asyncio.run(asked())
 
 
-def test_the_newest_schema_is_the_one_that_the_code_uses(tmp_path: Path) -> None:
-    migrate(url_in(tmp_path))
-    engine = sa.create_engine(f"sqlite:///{tmp_path}/fluidpd.db")
-    with engine.connect() as connection:
-        differences = compare_metadata(MigrationContext.configure(connection), tables.metadata)
-    engine.dispose()
-    assert differences == []
+def run(url: str, statement: str) -> Any:
+    return ask(url, lambda c: c.exec_driver_sql(statement))
+
+
+def names(url: str) -> list[str]:
+    found: list[str] = ask(url, lambda c: sa.inspect(c).get_table_names())
+    return found
+
+
+def test_the_schema_goes_up_down_and_up_again(empty_database: str) -> None:
+    migrate(empty_database)
+    downgrade(empty_database)
+    assert names(empty_database) == ["alembic_version"]
+    migrate(empty_database)
+    migrate(empty_database)
+    assert current_revision(empty_database) == head_revision()
+
+
+def test_each_step_can_be_taken_back_alone(empty_database: str) -> None:
+    for revision in ("0003", "0002", "0001"):
+        migrate(empty_database)
+        downgrade(empty_database, revision)
+        assert current_revision(empty_database) == revision
+    migrate(empty_database)
+
+
+def test_the_newest_schema_is_the_one_that_the_code_uses(empty_database: str) -> None:
+    migrate(empty_database)
+    assert ask(empty_database, lambda c: compare_metadata(MigrationContext.configure(c), tables.metadata)) == []
 
 
 def test_every_table_carries_cluster_model_and_pool() -> None:
@@ -42,30 +75,66 @@ def test_every_table_carries_cluster_model_and_pool() -> None:
         assert {"cluster", "model", "pool"} <= set(table.c.keys()), table.name
 
 
-def test_the_database_itself_forbids_two_open_moves_of_a_worker(tmp_path: Path) -> None:
-    migrate(url_in(tmp_path))
+def test_the_database_itself_forbids_two_open_moves_of_a_worker(empty_database: str) -> None:
+    migrate(empty_database)
     row = (
-        "insert into transition values (?, 'c', 'm', 'p', 'w1', 1, 'decode', 'prefill', 'auto', '', '{}', 1, 1.0, "
-        "'drain', 'forward', ?, null, '', 'a')"
+        "insert into transition values ('{}', 'c', 'm', 'p', 'w1', 1, 'decode', 'prefill', 'auto', '', '{{}}', 1, 1.0, "
+        "'drain', 'forward', {}, null, '', 'a')"
     )
-    with sqlite3.connect(tmp_path / "fluidpd.db") as other:
-        other.execute(row, ("m1", "done"))
-        other.execute(row, ("m2", None))
-        with pytest.raises(sqlite3.IntegrityError):
-            other.execute(row, ("m3", None))
+    run(empty_database, row.format("m1", "'done'"))
+    run(empty_database, row.format("m2", "null"))
+    with pytest.raises(sa.exc.IntegrityError):
+        run(empty_database, row.format("m3", "null"))
 
 
-def test_a_schema_from_the_future_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    migrate(url_in(tmp_path))
-    with sqlite3.connect(tmp_path / "fluidpd.db") as other:
-        other.execute("update alembic_version set version_num = '9999'")
+def test_a_schema_from_the_future_is_refused_in_a_sentence(empty_database: str) -> None:
+    migrate(empty_database)
+    run(empty_database, "update alembic_version set version_num = '9999'")
     with pytest.raises(StoreUnavailable, match="use the version that wrote it, or a newer one"):
-        migrate(url_in(tmp_path))
+        migrate(empty_database)
 
 
-def test_the_schema_can_be_made_for_postgresql_as_well() -> None:
-    dialect = sa.create_mock_engine("postgresql://", lambda *_a, **_k: None).dialect
-    for table in tables.metadata.sorted_tables:
-        assert "CREATE TABLE" in str(sa.schema.CreateTable(table).compile(dialect=dialect))
-    partial = next(i for i in tables.transition.indexes if i.unique)
-    assert 'WHERE "end" IS NULL' in str(sa.schema.CreateIndex(partial).compile(dialect=dialect))
+@pytest.mark.postgres
+def test_controllers_that_start_together_migrate_one_after_the_other(postgres: Any) -> None:
+    name = postgres.create()
+    try:
+        with ThreadPoolExecutor(4) as four:
+            for done in [four.submit(migrate, postgres.url(name)) for _ in range(4)]:
+                done.result()
+        assert current_revision(postgres.url(name)) == head_revision()
+    finally:
+        postgres.drop(name)
+
+
+async def test_a_controller_of_the_version_before_goes_on_beside_the_new_schema(empty_database: str) -> None:
+    """Migrations add: what the older one reads and writes is still there, with a default for what it does not know."""
+    await asyncio.to_thread(migrate, empty_database)
+    await asyncio.to_thread(downgrade, empty_database, "0003")
+    await asyncio.to_thread(run, empty_database, _OLDER_TAKE)
+    await asyncio.to_thread(migrate, empty_database)
+    await asyncio.to_thread(run, empty_database, _OLDER_TAKE)
+    async with open_store(empty_database) as new:
+        await new.open_transition(a_move())
+        await new.upsert_workers([a_worker()])
+    epochs = await asyncio.to_thread(
+        ask, empty_database, lambda c: c.exec_driver_sql("select epoch, address from leadership").all()
+    )
+    assert epochs == [(8, "")]
+
+
+def test_a_sqlite_file_is_in_wal_mode(tmp_path: Path) -> None:
+    migrate(url_in(tmp_path))
+    assert ask(url_in(tmp_path), lambda c: c.exec_driver_sql("pragma journal_mode").scalar()) == "wal"
+
+
+async def test_rows_survive_a_step_back_and_forth(empty_database: str) -> None:
+    await asyncio.to_thread(migrate, empty_database)
+    async with open_store(empty_database) as store:
+        await store.open_transition(a_move())
+        await store.take_leadership("a", 9.0, "http://10.0.0.1:8070")
+    await asyncio.to_thread(downgrade, empty_database, "0003")
+    await asyncio.to_thread(migrate, empty_database)
+    async with open_store(empty_database, wall=lambda: NOW) as store:
+        assert [t.id for t in await store.queries.transitions()] == ["m1"]
+        leader = await store.leader()
+        assert leader is not None and (leader.holder, leader.epoch, leader.address) == ("a", 1, "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from control_fakes import COST as FLEET_COST
@@ -74,8 +73,8 @@ def test_an_empty_fleet_is_packed_too_and_usual_values_take_no_space() -> None:
     assert len(pack(a_row(snapshot=Snapshot(1.0, many)))) < 1000
 
 
-async def test_a_snapshot_is_read_back_oldest_first_and_in_pieces(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
+async def test_a_snapshot_is_read_back_oldest_first_and_in_pieces(database: str) -> None:
+    async with open_store(database) as store:
         for second in (3, 1, 2):
             store.buffer_snapshot(a_row(second))
         await store.flush()
@@ -85,8 +84,8 @@ async def test_a_snapshot_is_read_back_oldest_first_and_in_pieces(tmp_path: Path
         assert await store.queries.recorded_scopes() == (store.scope,)
 
 
-async def test_two_minutes_of_snapshots_wait_for_a_database_and_no_more(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
+async def test_two_minutes_of_snapshots_wait_for_a_database_and_no_more(database: str) -> None:
+    async with open_store(database) as store:
         for second in range(130):
             store.buffer_snapshot(a_row(second))
         assert (len(store.snapshots), store.snapshots.dropped_total) == (120, 10)
@@ -94,10 +93,10 @@ async def test_two_minutes_of_snapshots_wait_for_a_database_and_no_more(tmp_path
         assert (await store.queries.snapshots(0, 200, 1000))[0].second == 10
 
 
-async def test_retention_deletes_old_snapshots_and_the_settings_that_none_of_the_rest_was_made_on(tmp_path: Path) -> None:
+async def test_retention_deletes_old_snapshots_and_the_settings_that_none_of_the_rest_was_made_on(database: str) -> None:
     keep = {"snapshots": 1.0, "seconds": 9.0, "minutes": 9.0, "five_minutes": 9.0, "hours": 9.0, "records": 9.0}
     day = 86_400
-    async with open_store(tmp_path) as store:
+    async with open_store(database) as store:
         old = basis_of(ControllerSettings(), COST, NOW - 3 * day)
         for id, wall_s in (("gone", NOW - 3 * day), ("used", NOW - 3 * day), ("now", NOW)):
             await store.keep_basis(replace(old, id=id, wall_s=wall_s))
@@ -114,13 +113,14 @@ class Place:
         self.clock, self.store = FakeClock(), MemoryStore()
         settings = ControllerSettings(retention=RetentionSettings(snapshots_days=snapshots_days))
         self.recorder = Recorder(self.store, self.clock, settings, COST)
+        self.seen = SEEN
 
     async def look(self, *reasons: tuple[Reason, tuple[Flip, ...]]) -> None:
         """Looks that share a second, at most four."""
         for reason, flips in reasons:
             now_s = self.clock.now()
             decision = Decision(now_s, Action.FLIP if flips else Action.HOLD, reason, flips=flips)
-            self.recorder.look(replace(SEEN, now_s=now_s), decision, 5)
+            self.recorder.look(replace(self.seen, now_s=now_s), decision, 5)
             await self.clock.advance(0.25)
         await self.clock.advance(1.0 - 0.25 * len(reasons))
 
@@ -135,6 +135,17 @@ async def test_the_last_look_of_a_second_is_kept_unless_one_moved_somebody() -> 
     assert p.store.snapshots[1].flips[0]["worker"] == "w2"
     assert {row.basis for row in p.store.snapshots} == {basis.id for basis in p.store.bases}
     assert [row.epoch for row in p.store.snapshots] == [5, 5]
+
+
+async def test_of_a_large_fleet_one_look_is_kept_every_few_seconds_and_each_that_moved_somebody() -> None:
+    p = Place()
+    await p.recorder.begin()
+    p.seen = replace(SEEN, workers=tuple(replace(SEEN.workers[0], name=f"w{n}") for n in range(1000)))
+    began = int(p.clock.wall())
+    for second in range(11):
+        await p.look((Reason.PREFILL_SUSTAINED_FLIP, (FLIP,)) if second in (5, 6) else (Reason.BALANCED, ()))
+    assert [row.second - began for row in p.store.snapshots] == [3, 5, 6, 10][: len(p.store.snapshots)]
+    assert [bool(row.flips) for row in p.store.snapshots[:3]] == [False, True, True]
 
 
 async def test_what_a_controller_recorded_is_judged_again_from_the_disk_as_it_decided_then() -> None:

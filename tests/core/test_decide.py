@@ -439,3 +439,19 @@ def test_automation_takes_another_worker_where_one_may_not_come_back_and_says_wh
     decisions = watch(stuck, 1.2)
     assert flips_of(decisions) == []
     assert {r.rule for r in decisions[-1].refusals} == {Rule.PEERS_HOLD_STALE_BOOTSTRAP}
+
+
+# ---------------------------------------------------------------- a broken pair
+
+
+def test_while_a_prefill_worker_is_lost_and_its_transfers_hang_automation_takes_nobody_from_prefill() -> None:
+    def asked(stuck: int, state: WorkerState) -> Rule | None:
+        hung = decode("d1", stuck_transfers=stuck)
+        snap = snapshot(prefill("p1", state=state), prefill("p2"), prefill("p3"), hung, decode("d2"))
+        flip = Flip("p2", Role.PREFILL, Role.DECODE, Trigger.AUTO)
+        refusal = refusal_of(snap, derive(snap, targets()), old_memory(), flip, PolicySettings(), snap.now_s, targets())
+        return refusal.rule if refusal else None
+
+    assert asked(25, WorkerState.LOST) is Rule.PAIR_BROKEN
+    assert asked(0, WorkerState.LOST) is not Rule.PAIR_BROKEN
+    assert asked(25, WorkerState.SERVING) is not Rule.PAIR_BROKEN

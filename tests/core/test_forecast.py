@@ -51,6 +51,14 @@ def test_demand_is_counted_in_tokens_not_in_requests() -> None:
     assert watched(few).prompt_rate.mean(5.0) > 5 * watched(many).prompt_rate.mean(5.0)
 
 
+def test_a_burst_of_long_prompts_is_not_the_usual_length() -> None:
+    """A minute's rate goes with a minute's lengths: else a burst of long prompts reads as fewer requests a second."""
+    lengths = [400] * 300 + [8000] * 40
+    looks = [snapshot(prefill("p", *([n] if waits else []))) for n in lengths for waits in (True, False)]
+    seen = watched([counted(look, 100 + i * BIN_S) for i, look in enumerate(looks)])
+    assert seen.prompt_tokens > 3000 > 2 * seen.usual_prompt_tokens > 800
+
+
 def test_a_claim_that_moves_a_prompt_to_another_worker_is_no_new_demand() -> None:
     before = snapshot(prefill("p", 4000), decode("d"))
     after = snapshot(prefill("p"), counted(snapshot(decode("d")), 100.0, borrow_open_tokens=4000.0).workers[0])

@@ -28,6 +28,7 @@ def demand(prompt_per_s: float, output_tokens: float = 30.0, prompt: float = 204
         {},
         1e9,  # nothing more is learned of it
         prompt_tokens=prompt,
+        usual_prompt_tokens=prompt,
         prompt_rate=Rate(prompt_per_s, prompt_per_s, 0.0, 60.0),
         output_rate=Rate(arrivals * output_tokens, arrivals * output_tokens, 0.0, 60.0),
         finish_rate=Rate(arrivals, arrivals, 0.0, 60.0),

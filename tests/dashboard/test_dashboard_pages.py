@@ -9,7 +9,9 @@ from dashboard_fleet import NO_FLAG, NOW, UNTESTED, FakeQueries, decision, move,
 from jinja2 import meta
 
 from dashboard.pages import actions, decisions, facts, header, lanes, overview, pressure, transitions, workers
+from dashboard.pages.banners import banners
 from dashboard.pages.overview import PARTS
+from dashboard.reading import Records
 from dashboard.rendering import ENVIRONMENT
 from dashboard.security import HEADERS
 from dashboard.urls import Window
@@ -255,3 +257,13 @@ async def test_what_a_status_says_worth_knowing_cannot_break_the_page(browser: h
     queries.status_row = status(attention=(f"plugin disarmed on w1: {EVIL}", *(f"note {i}" for i in range(20))))
     head = (await browser.get("/part/header")).text
     assert "<script>alert" not in head and head.count("<li ") == 6
+
+
+async def test_what_stands_open_to_anybody_is_said_on_the_page() -> None:
+    open_to_all = "INSECURE: the controller's API at 0.0.0.0 is open to everyone who reaches it"
+    queries = FakeQueries()
+    queries.status_row = status(insecure=open_to_all)
+    records = Records(queries, lambda: NOW, insecure="INSECURE: this dashboard is open")
+    shown = banners(await facts.read(records, Window.of({}, NOW), 2.0))
+    assert [b.text for b in shown][:2] == ["INSECURE: this dashboard is open", open_to_all]
+    assert all(b.tone == "bad" for b in shown[:2])

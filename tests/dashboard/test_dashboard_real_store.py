@@ -43,7 +43,7 @@ async def test_what_the_controller_stores_is_what_the_page_shows(database: str, 
     store = Store(database, wall=lambda: NOW)
     await store.open()
     for row in fleet.worker_rows:
-        await store.upsert_worker(row)
+        await store.upsert_workers([row])
     assert fleet.status_row is not None
     await store.write_status(fleet.status_row)
     await store.set_pin(replace(fleet.pin_rows[0], version=1))

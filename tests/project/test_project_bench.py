@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,38 @@ def test_the_transition_bench_has_help_with_an_example() -> None:
     command = [sys.executable, str(ROOT / "bench/transitions.py"), "--help"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT)}).stdout
     assert "python bench/transitions.py --rounds 2 --json out.json" in shown
+
+
+@pytest.mark.timeout(180)
+def test_the_fleet_bench_measures_the_real_controller_with_synthetic_sidecars(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    command = [
+        sys.executable,
+        str(ROOT / "bench/fleet.py"),
+        "--sizes",
+        "8",
+        "--seconds",
+        "2",
+        "--load",
+        "busy",
+        "--json",
+        str(out),
+    ]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT)})
+    found = json.loads(out.read_text())
+    (row,) = found["rows"]
+    assert found["sidecars"] == "synthetic" and shown.stdout.startswith("Synthetic sidecars")
+    assert (row["workers"], row["load"], row["sample_hz"]) == (8, "busy", 20.0)
+    for known in ("ticks_per_s", "decision_p99_s", "cpu_s_per_s", "memory_peak_mb", "messages_per_s", "us_per_message_all_in"):
+        assert row[known] > 0, known
+    assert row["lag_p99_s"] >= row["lag_p50_s"] >= 0 and row["commands_per_s"] > 0 and "8 workers" in shown.stderr
+    assert "| 8, busy | 20 |" in shown.stdout
+
+
+def test_the_fleet_bench_has_help_with_examples_and_refuses_what_is_no_fleet() -> None:
+    command = [sys.executable, str(ROOT / "bench/fleet.py")]
+    shown = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "python bench/fleet.py --sizes 8,64" in shown and "Synthetic" in shown
+    for wrong, said in (("many", "for example 8,64"), ("1", "at least 2 workers")):
+        refused = subprocess.run([*command, "--sizes", wrong], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert refused.returncode == 2 and said in refused.stderr

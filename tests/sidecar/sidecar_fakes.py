@@ -16,10 +16,11 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from fluidpd.command import CancelMove, Command, HandoffPeer, MoveOrder, PhaseReport, StalePeer, StepDone
 from fluidpd.names import Mode, Role, Trigger
-from fluidpd.telemetry import Hello, Welcome
+from fluidpd.telemetry import Hello, Refused, Welcome
 from fluidpd.transition import START, Effect, Event, IllegalMove, Move, step
 from sidecar.clock import Clock
 from sidecar.driver import Driver
+from sidecar.history import History
 from sidecar.journal import Journal
 from sidecar.phases import Phases, Told
 from sidecar.ports import EngineFacts, Look, Measured, PluginGone, Probe, SwitchAnswer, SwitchResult, WorkLeft
@@ -286,9 +287,16 @@ class Rig:
     """A driver between a fake engine, a fake plugin and a controller that follows the table."""
 
     def __init__(
-        self, directory: Path, *, engine: FakeEngine | None = None, plugin: FakePlugin | None = None, **order: Any
+        self,
+        directory: Path,
+        *,
+        engine: FakeEngine | None = None,
+        plugin: FakePlugin | None = None,
+        history: History | None = None,
+        **order: Any,
     ) -> None:
         self.directory = directory
+        self.history = history
         self.bomb = Bomb()
         self.engine = engine or FakeEngine()
         self.plugin = plugin or FakePlugin()
@@ -325,6 +333,7 @@ class Rig:
             clock=Clock(),
             limits=self.limits,
             report=self.controller.hear,
+            history=self.history,
         )
         self.controller.driver = driver
         return driver
@@ -434,9 +443,10 @@ class FakeController:
         self.samples: list[dict[str, Any]] = []
         self.receipts: list[dict[str, Any]] = []
         self.phases: list[dict[str, Any]] = []
-        self.headers: list[str | None] = []
+        self.first = ""  # said before anything was heard
         self.connections: list[ServerConnection] = []
         self.refuse: str | None = None
+        self.stands_by = False
         self.epoch = 1
         self.port = 0
         self._arrived = asyncio.Event()
@@ -455,11 +465,15 @@ class FakeController:
         await self._server.wait_closed()
 
     async def _serve(self, socket: ServerConnection) -> None:
-        self.headers.append(socket.request.headers.get("Authorization") if socket.request else None)
+        if self.first:
+            await socket.send(self.first)
         hello = Hello.model_validate_json(await socket.recv())
         self.hellos.append(hello)
         if self.refuse:
             await socket.send(json.dumps({"type": "refused", "why": self.refuse}))
+            return
+        if self.stands_by:
+            await socket.send(Refused(why="another leads", standby=True).model_dump_json())
             return
         await socket.send(
             Welcome(incarnation=len(self.hellos), epoch=self.epoch, sample_hz=20, mode=Mode.ACTIVE).model_dump_json()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sidecar_fakes import Rig, cancel, command, move_order
 
 from fluidpd.command import GrantTerms, RevokeTerms, StepDone
-from fluidpd.names import Answer, Heading, Phase, Role
+from fluidpd.names import Answer, End, Heading, Phase, Role
 from fluidpd.transition import Event
 from sidecar.admission import Standing, admit
 from sidecar.clock import Clock
+from sidecar.history import History
 from sidecar.journal import JournaledMove, MoveEvent
 
 MakeRig = Callable[..., Rig]
@@ -155,3 +160,48 @@ async def test_a_full_disk_refuses_a_move_and_says_so(make_rig: MakeRig) -> None
     refused = await rig.driver.command(command(rig.order), Clock().now())
     assert refused.answer is Answer.REFUSED and "No space left" in refused.detail and rig.driver.move is None
     rig.journal.append = append  # type: ignore[method-assign]
+
+
+async def test_an_order_whose_connection_breaks_while_it_is_written_is_carried_out_all_the_same(make_rig: MakeRig) -> None:
+    """What is on the disk and was never begun would keep the worker busy for ever."""
+    rig = make_rig()
+    await rig.welcome()
+    writing, go_on = threading.Event(), threading.Event()
+    append = rig.journal.append
+
+    def slow(*lines: dict[str, Any]) -> None:
+        writing.set()
+        go_on.wait(10)
+        append(*lines)
+
+    rig.journal.append = slow  # type: ignore[method-assign]
+    link = asyncio.create_task(rig.driver.command(command(rig.order), Clock().now()))
+    await asyncio.to_thread(writing.wait, 10)
+    link.cancel()
+    await asyncio.gather(link, return_exceptions=True)
+    rig.journal.append = append  # type: ignore[method-assign]
+    go_on.set()
+    async with asyncio.timeout(10):
+        while rig.driver.move is None or rig.driver.open_move is not None:
+            await asyncio.sleep(0.005)
+    assert rig.driver.move.state.end is End.DONE
+
+
+async def test_the_history_tells_each_command_with_its_epoch_and_answer_and_where_the_move_went(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.jsonl")
+    rig = Rig(tmp_path / "rig", history=history)
+    await rig.run()
+    await rig.driver.command(command(rig.order), Clock().now())
+    await rig.driver.command(command(rig.order, id_="late", epoch=0), Clock().now())
+    await rig.die()
+    history.close()
+    told = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert told[0]["kind"] == "start" and told[0]["highest_epoch"] == 0
+    moves = [t for t in told if t["kind"] == "command" and t["what"] == "move"]
+    assert [(m["id"], m["epoch"], m["answer"], m["acted"]) for m in moves] == [
+        ("c1", 1, "accepted", True),
+        ("c1", 1, "accepted", False),
+        ("late", 0, "stale_epoch", False),
+    ]
+    assert [t["after"] for t in told if t["kind"] == "event"][-1] == "admit" and told[-3]["end"] == "done"
+    assert all(t["at_s"] <= Clock().now() for t in told)

@@ -17,6 +17,7 @@ from sidecar_fakes import FakeController, FakeEngine, SocketPlugin, command, mov
 
 from fluidpd.command import GrantTerms, HandoffPeer, PrefillPeer, StalePeer
 from fluidpd.names import Answer, End, Role
+from fluidpd.signing import SIGNATURE_HEADER
 from sidecar.app import Sidecar
 from sidecar.clock import Clock
 from sidecar.peers import SIDECAR_HEADER
@@ -319,7 +320,7 @@ async def test_a_fleet_secret_is_asked_of_every_peer(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("s3cret\n")
     async with pair(tmp_path, fleet_secret_file=secret) as (decode, prefill), httpx.AsyncClient() as stranger:
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
+        for headers in ({}, {"Authorization": "Bearer s3cret"}, {SIGNATURE_HEADER: "v1"}):
             for path, body in (
                 ("claim", {"id": "c", "room": 1, "claimer": "x"}),
                 ("handoff", state_of().model_dump()),
@@ -436,6 +437,17 @@ async def test_a_sidecar_registers_samples_obeys_and_reports(tmp_path: Path) -> 
         assert it.sidecar.sampler.chunks_total == {224: 3}
 
 
+async def test_a_later_welcome_changes_the_sample_rate_of_the_sidecar_and_of_its_plugin(tmp_path: Path) -> None:
+    async with FakeController() as controller, one(tmp_path, "d1", Role.DECODE, controller.url) as it:
+        await controller.until(lambda: bool(controller.connections) and it.sidecar.link.connected)
+        slower = {"type": "welcome", "protocol": 1, "incarnation": 1, "epoch": 1, "sample_hz": 5.0, "mode": "active"}
+        await controller.connections[-1].send(json.dumps(slower))
+        async with asyncio.timeout(5):
+            while it.sidecar.sampler.rate_hz != 5.0 or it.plugin.got[-1].type != "welcome":
+                await asyncio.sleep(0.01)
+        assert it.plugin.got[-1].sample_hz == 5.0 and len(controller.hellos) == len(controller.connections)
+
+
 async def test_a_broken_connection_is_dialled_again_and_every_report_is_sent_again(tmp_path: Path) -> None:
     async with FakeController() as controller, one(tmp_path, "d1", Role.DECODE, controller.url):
         await controller.until(lambda: bool(controller.connections))
@@ -458,12 +470,16 @@ async def test_a_refusal_of_the_controller_is_shown_and_not_hammered(tmp_path: P
             assert any("too old" in reason for reason in it.sidecar.degraded()) and len(controller.hellos) == 1
 
 
-async def test_the_fleet_secret_is_shown_to_the_controller(tmp_path: Path) -> None:
+async def test_a_sidecar_with_a_secret_obeys_no_controller_that_does_not_ask_for_it(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("s3cret")
-    async with FakeController() as controller, one(tmp_path, "d1", Role.DECODE, controller.url, fleet_secret_file=secret):
-        await controller.until(lambda: bool(controller.connections))
-        assert controller.headers == ["Bearer s3cret"]
+    async with FakeController() as controller:
+        controller.first = json.dumps({"type": "welcome", "incarnation": 1, "epoch": 9, "sample_hz": 1, "mode": "active"})
+        async with one(tmp_path, "d1", Role.DECODE, controller.url, fleet_secret_file=secret) as it:
+            async with asyncio.timeout(5):
+                while "did not ask for the fleet secret" not in it.sidecar.link.state:
+                    await asyncio.sleep(0.01)
+            assert controller.hellos == [] and it.sidecar.driver.highest_epoch == 0
 
 
 async def test_health_state_and_metrics_say_what_is_true(tmp_path: Path) -> None:

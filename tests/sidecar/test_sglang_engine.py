@@ -221,6 +221,39 @@ def test_an_engine_that_may_switch_is_not_refused(case: str) -> None:
     assert why_not_flippable(INFO | MAY[case], "w1:41002") == ""
 
 
+@pytest.mark.parametrize(
+    ("url", "bound", "status", "is_open"),
+    [
+        ("http://w1:30000", "0.0.0.0", 422, True),
+        ("http://w1:30000", "0.0.0.0", 400, True),
+        ("http://w1:30000", "0.0.0.0", 401, False),
+        ("http://w1:30000", "0.0.0.0", 403, False),
+        ("http://w1:30000", "0.0.0.0", 404, False),
+        ("http://w1:30000", "0.0.0.0", 500, False),
+        ("http://127.0.0.1:30000", "0.0.0.0", 422, True),
+        ("http://127.0.0.1:30000", "127.0.0.1", 422, False),
+    ],
+)
+async def test_a_switch_that_is_open_to_anybody_is_noticed_once_and_without_switching(
+    url: str, bound: str, status: int, is_open: bool
+) -> None:
+    posted: list[tuple[bytes, str | None]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/pd_role_switch":
+            posted.append((request.content, request.headers.get("Authorization")))
+            return httpx.Response(status)
+        return httpx.Response(200, json={**INFO, "host": bound}) if request.url.path == "/server_info" else stock(request)
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url=url)
+    it = SglangEngine(client, Clock(), admin_key=lambda: "the key")
+    found = [await it.facts() for _ in range(3)]
+    assert [bool(f.switch_open_why) for f in found if f is not None] == [is_open] * 3
+    assert posted == ([] if "127" in bound else [(b"{", None)])  # nothing that a handler could read, and no key
+    if is_open and found[0] is not None:
+        assert "--admin-api-key" in found[0].switch_open_why
+
+
 async def test_facts_say_the_role_of_the_start_and_whether_there_is_a_prefix_cache() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         state = [{"disaggregation_mode": "prefill"}]

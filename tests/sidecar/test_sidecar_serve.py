@@ -60,7 +60,6 @@ async def test_what_cannot_be_used_says_so_and_frees_what_was_taken(tmp_path: Pa
     await serve(settings(tmp_path), stop=stop)
 
 
-@pytest.mark.faults
 async def test_a_terminated_process_ends_cleanly(tmp_path: Path, root: Path) -> None:
     code = (
         "import asyncio, sys; from sidecar.serve import serve; from sidecar.settings import load_settings;"

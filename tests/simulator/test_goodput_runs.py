@@ -11,7 +11,7 @@ import pytest
 from fluidpd.cost import CostModel, parse_cost_table
 from fluidpd.policy.scene import STEPS_S
 from fluidpd.policy.settings import PolicySettings
-from fluidpd.simulator.policies import simulate, true_future
+from fluidpd.simulator.policies import SUSTAINED_S, simulate, true_future
 from fluidpd.simulator.request_run import RunResult
 from fluidpd.simulator.settings import SimSettings
 from fluidpd.simulator.workload import Request, Workload, concatenated, overlaid
@@ -84,6 +84,14 @@ def test_no_worker_changes_its_role_more_than_once_in_its_residence_time() -> No
     assert changed, "it must be worth a move at all"
 
 
+def test_a_fleet_at_its_limit_is_not_shaken_by_bursts():
+    """Two workers of each role, both near what they can carry, and bursts of long prompts: nobody goes back and forth."""
+    bursts = overlaid([generations(60, per_s=4.0), waves(10.0, 60.0, 2.0, 2500, 20, seed=4)])
+    stay, ours = run("static", bursts, 2, 2), run("goodput", bursts, 2, 2)
+    assert ours.tally.attainment >= stay.tally.attainment - 0.01
+    assert ours.summary.flips_to_prefill + ours.summary.flips_to_decode <= 2
+
+
 def test_a_run_under_the_goodput_judge_is_the_same_every_time() -> None:
     one, two = run("goodput", waves(5.0, 20.0, 6.0, 2000, 30)), run("goodput", waves(5.0, 20.0, 6.0, 2000, 30))
     assert one.timeline.decisions == two.timeline.decisions
@@ -92,10 +100,14 @@ def test_a_run_under_the_goodput_judge_is_the_same_every_time() -> None:
 
 def test_the_clairvoyant_is_told_exactly_what_comes() -> None:
     workload = Workload("made", tuple(Request(i * 0.5, 100 + i, 10) for i in range(40)), True)
-    arrivals, output = true_future(workload)(3.25)
+    ahead = true_future(workload)(3.25)
+    arrivals, output = ahead.arrivals, ahead.output
     inside = [r for r in workload.requests if 3.25 < r.arrival_s <= 3.25 + sum(STEPS_S)]
     assert sum(many for _, many in arrivals) == len(inside)
     assert sum(tokens for tokens, _ in arrivals) == sum(r.prompt_tokens for r in inside)
     assert output == 10
+    later = [r for r in workload.requests if 3.25 < r.arrival_s <= 3.25 + SUSTAINED_S]
+    assert ahead.prompt_per_s == pytest.approx(sum(r.prompt_tokens for r in later) / SUSTAINED_S)
+    assert ahead.requests_per_s == pytest.approx(len(later) / SUSTAINED_S)
     cached = replace(workload, requests=tuple(replace(r, cached_tokens=100) for r in workload.requests))
-    assert sum(tokens for tokens, _ in true_future(cached)(3.25)[0]) == sum(r.prompt_tokens - 100 for r in inside)
+    assert sum(tokens for tokens, _ in true_future(cached)(3.25).arrivals) == sum(r.prompt_tokens - 100 for r in inside)
