@@ -4,6 +4,7 @@
     python bench/fleet.py --sizes 8,64 --seconds 10 --load calm
     python bench/fleet.py --sizes 1000 --load busy --json out.json
     python bench/fleet.py --sizes 256 --profile 30           # leaves time to attach a profiler; prints the process id
+    python bench/fleet.py --write docs/scale.md              # and puts the table there
 
 **Synthetic**: no engine, no GPU, no network but loopback. Real: the controller with all its tasks, its SQLite file, its sockets,
 the wire of docs/protocol.md, and one reader of the event stream. A quarter are prefill workers. Calm: 2 prompts wait at each,
@@ -38,6 +39,7 @@ LOADS = ("calm", "busy")
 UP_WITHIN_S, CALM_DOWN_S = 120.0, 5.0
 LAG_TARGET_S, MEMORY_TARGET_MB = 0.1, 500
 ENOUGH_PER_S = 300  # messages: what fewer cost is lost among the rest
+BEGIN, END = "<!-- the table of bench/fleet.py -->", "<!-- end of the table -->"
 SETTINGS = """\
 server: {{port: 0}}
 database: {{url: "sqlite+aiosqlite:///{folder}/fluidpd.db"}}
@@ -212,7 +214,7 @@ def row(size: int, load: str, full: dict[str, Any], half: dict[str, Any], memory
 
 COLUMNS = (
     "workers, load",
-    "samples/s each",
+    "Hz each",
     "ticks/s",
     "decision p99, ms",
     "lag p50, p99, ms",
@@ -269,6 +271,31 @@ def verdict(rows: list[dict[str, Any]]) -> list[str]:
     return said
 
 
+def shown(rows: list[dict[str, Any]], load_before: float) -> str:
+    load = f"{load_before:.1f} before, {os.getloadavg()[0]:.1f} after"
+    return "\n".join(
+        (
+            "Synthetic sidecars on loopback, the real controller on one core of this machine, SQLite.",
+            f"Load average of the machine, {os.cpu_count()} cores: {load}.",
+            "",
+            as_row(COLUMNS),
+            as_row("---" for _ in COLUMNS).replace(" ", ""),
+            *(line(r) for r in rows),
+            "",
+            *(f"- {said}" for said in verdict(rows)),
+        )
+    )
+
+
+def write(text: str, page: Path) -> None:
+    """Put the table where the page has it. Raises ValueError if the page has no such place."""
+    before, found, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (found and end):
+        raise ValueError(f"{page} has no place for the table: {BEGIN} and {END}")
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default=SIZES, help=f"workers, separated by commas (default {SIZES})")
@@ -276,6 +303,7 @@ def main() -> None:
     parser.add_argument("--load", choices=(*LOADS, "both"), default="both")
     parser.add_argument("--profile", type=float, default=0.0, metavar="SECONDS", help="wait so long before measuring")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers too")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page, such as docs/scale.md")
     given = parser.parse_args()
     try:
         sizes = [int(size) for size in given.sizes.split(",")]
@@ -289,12 +317,10 @@ def main() -> None:
     result = {"sidecars": "synthetic", "cores": os.cpu_count(), "load_average": [load_before, os.getloadavg()[0]], "rows": rows}
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")
-    print("Synthetic sidecars on loopback, the real controller on one core of this machine, SQLite.")
-    print(f"Load average of the machine, {os.cpu_count()} cores: {load_before:.1f} before, {os.getloadavg()[0]:.1f} after.\n")
-    print(as_row(COLUMNS))
-    print(as_row("---" for _ in COLUMNS).replace(" ", ""))
-    print("\n".join(line(r) for r in rows))
-    print("\n" + "\n".join(verdict(rows)))
+    text = shown(rows, load_before)
+    print(text)
+    if given.write:
+        write(text, given.write)
 
 
 if __name__ == "__main__":

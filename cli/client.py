@@ -152,7 +152,7 @@ def sentence(status: int, problem: Mapping[str, Any], server: str) -> tuple[str,
     """A problem document as one line and its exit code."""
     said = str(problem.get("detail") or problem.get("title") or f"HTTP {status}")
     rule = problem.get("rule")
-    if rule and status in (403, 409, 422):
+    if rule and status in (409, 422):
         return f"refused by the rule {rule}: {said}", Exit.REFUSED
     if status == 401:
         return (

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from controller.clock import Clock
 from controller.outbox import NotRecorded, Outbox
+from controller.rates import grant_renew_s
 from controller.registry import Registry, Worker
 from fluidpd.command import GrantTerms, PrefillPeer, Receipt, RevokeTerms
 from fluidpd.indices import Indices, WorkerPressure
@@ -22,6 +23,7 @@ from fluidpd.telemetry import Snapshot, WorkerView
 log = logging.getLogger(__name__)
 
 ROOMS_PER_PEER = 64
+MOST_LENDERS = 256  # at once: each is one more command and its receipt, several times a second
 PEERS_PER_GRANT = 64  # the longest queues; a fleet with more prefill workers than these borrows from the others later
 REFUSED_WAIT_S = 1.0
 REVOKE_TTL_S = 2.0
@@ -87,9 +89,12 @@ class Grants:
         views = {w.name: w for w in snapshot.workers}
         names = {*wanted, *self.manual}
         lenders = {n for n in names if n in views and views[n].role is Role.DECODE and views[n].state is WorkerState.SERVING}
+        if len(lenders) > MOST_LENDERS:
+            lenders = set(sorted(lenders, key=lambda n: self._rank(n, indices))[:MOST_LENDERS])
         if stopped := [w for w in self._held if w not in lenders]:
             await self._revoke(stopped, durable, "no longer asked to lend")
-        due = [views[n] for n in sorted(lenders) if self._due(views[n], now_s, durable)]
+        renew_s = grant_renew_s(len(snapshot.workers), self._policy.grant_renew_s, self._policy.grant_ttl_s)
+        due = [views[n] for n in sorted(lenders) if self._due(views[n], now_s, durable, renew_s)]
         if not due or (terms := self._terms(indices, now_s)) is None:
             return
         fresh = []
@@ -102,13 +107,18 @@ class Grants:
         if fresh:
             await self._begin(fresh, terms, now_s)
 
-    def _due(self, w: WorkerView, now_s: float, durable: bool) -> bool:
+    def _rank(self, worker: str, indices: Indices) -> tuple[bool, bool, float, str]:
+        """A person's first, then those that lend, then those with the largest chunks: who lends does not change at every look."""
+        p = indices.workers.get(worker)
+        return worker not in self.manual, worker not in self._held, -(p.chunk_tokens if p is not None else 0), worker
+
+    def _due(self, w: WorkerView, now_s: float, durable: bool, renew_s: float) -> bool:
         if w.age_s(now_s) > self._policy.grant_max_age_s or now_s < self._wait_until_s.get(w.name, 0.0):
             return False
         held = self._held.get(w.name)
         if held is None or held.incarnation != w.incarnation:
             return durable
-        return now_s - held.renewed_s >= self._policy.grant_renew_s
+        return now_s - held.renewed_s >= renew_s
 
     async def _begin(self, lenders: list[WorkerView], terms: GrantTerms, now_s: float) -> None:
         try:

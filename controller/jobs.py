@@ -155,6 +155,8 @@ def _guarded(job: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]
     async def run() -> None:
         try:
             await job()
+        except asyncio.CancelledError:
+            _log.info("%s was cut short: the jobs stop", getattr(job, "__name__", job))  # the scheduler would log a failure
         except StoreUnavailable as error:
             _log.warning("%s waits: %s", getattr(job, "__name__", job), error)
         except Exception:

@@ -128,14 +128,16 @@ class Ledger:
             held.unrecorded.pop(0)
 
     async def write_again(self, held: Held) -> None:
+        """Never beside a report that is being written: the two would take each other's rows off the list."""
         if self._store.healthy:
-            await self.write(held)
+            async with held.lock:
+                await self.write(held)
 
     async def write_late(self) -> None:
         """Rows of moves that ended while the database was away."""
         if self._late and self._store.healthy:
-            for held in self._late:
-                await self.write(held)
+            for held in list(self._late):
+                await self.write_again(held)
             self._late = [h for h in self._late if h.unrecorded]
 
     def limit_s(self, move: Move) -> float:

@@ -10,11 +10,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from controller.settings_source import ConfigError, build
-from fluidpd.addresses import Allowed
+from fluidpd.addresses import Allowed, Refused, plain
 from fluidpd.names import Mode
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.record import Scope
@@ -97,6 +98,16 @@ class RouterSettings(_Section):
         default=None, pattern=r"^https?://\S+$", description="of sglang-router; none: membership is left alone"
     )
     health_wait_s: float = Field(default=10.0, gt=0, le=600, description="for a worker added to the router")
+
+    @field_validator("url")
+    @classmethod
+    def _callable(cls, url: str | None) -> str | None:
+        try:
+            if url is not None:
+                plain(urlsplit(url).hostname or "")
+        except Refused as error:
+            raise ValueError(str(error)) from None
+        return url
 
 
 class IdentitySettings(_Section):

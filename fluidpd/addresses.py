@@ -67,6 +67,13 @@ def _is_number(host: str) -> bool:
     return _NUMBER.fullmatch(host.removesuffix(".").rpartition(".")[2]) is not None
 
 
+def plain(host: str) -> None:
+    """What can be said of an address in a settings file without looking it up. Raises Refused."""
+    address = literal(host)
+    if address is not None and (why := never(address)) is not None:
+        raise Refused(f"{host}: {why}")
+
+
 def judge(host: str, found: Iterable[Address], allowed: Allowed) -> Address:
     """The address to call. All that the name has must be allowed: another lookup would find the bad one. Raises Refused."""
     addresses = tuple(found)

@@ -10,10 +10,11 @@ Never reads a file: `parse_cost_table` takes the text of a table in config/costs
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 _MAX_ROWS = 16384
+_ALONE_KEPT = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class CostModel:
     tensor_parallel: int
     transfer_latency_s: float
     transfer_bytes_per_s: float
+    # A prompt that waits is priced again with every sample and every alternative. Part of no comparison, and of no copy.
+    _alone: dict[tuple[int, int], float] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def rows(self, n: int) -> float:
         """G(n), seconds, for n rows in the step."""
@@ -68,7 +71,12 @@ class CostModel:
 
     def prefill_s(self, tokens: int, depth: int = 0) -> float:
         """f_P(c, o): a whole prompt alone, in one step; seconds."""
-        return self.step_s(tokens, depth, 0, 0)
+        found = self._alone.get((tokens, depth))
+        if found is None:
+            if len(self._alone) >= _ALONE_KEPT:
+                self._alone.clear()
+            found = self._alone[tokens, depth] = self.step_s(tokens, depth, 0, 0)
+        return found
 
     def decode_s(self, batch: int, context_tokens: int) -> float:
         """T_iter(B, K): a decode step without prefill; seconds."""
@@ -86,11 +94,10 @@ class CostModel:
         """
         if rest <= 0:
             return 0
-        best = 0
         for c in chunk_candidates(rest, batch):
-            if c > best and self.step_s(c, depth, batch, context_tokens) <= limit_s:
-                best = c
-        return best
+            if self.step_s(c, depth, batch, context_tokens) <= limit_s:
+                return c
+        return 0
 
 
 @lru_cache(maxsize=65536)

@@ -42,6 +42,7 @@ class Told:
 
 
 DropStale = Callable[[MoveOrder], Awaitable[Told]]
+_LOOK_S = 2.0  # what one look at the engine, with its probe, may take
 _GRACE_S = 0.5  # the plugin's own deadline is the drain's; its answer gets this long to arrive
 
 
@@ -230,7 +231,8 @@ class Phases:
         while True:
             role, stamp = None, None
             try:
-                async with asyncio.timeout(max(0.05, deadline_s - self._clock.now())):
+                # The last look is not cut off by the deadline: a slow answer of a whole engine is no broken engine.
+                async with asyncio.timeout(max(_LOOK_S, deadline_s - self._clock.now())):
                     look = await self._engine.look()
                     role, stamp = (look.role if look.reachable and look.healthy else None), look.stamp
                     detail = f"role read back: {look.role or 'none'}; {look.detail}"

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fluidpd.addresses import Allowed
+from fluidpd.addresses import Allowed, Refused, plain
 from fluidpd.slo import SloTargets
 
 PREFIX = "FLUIDPD_SIDECAR__"
@@ -119,6 +119,10 @@ class SidecarSettings(BaseModel):
             return value
         if not value.startswith(("http://", "https://")) or len(value.split("://", 1)[1].strip("/")) == 0:
             raise ValueError("must be an address like http://127.0.0.1:30000")
+        try:
+            plain(urlsplit(value).hostname or "")
+        except Refused as error:
+            raise ValueError(str(error)) from None
         return value.rstrip("/")
 
     @field_validator("allowed_peers")

@@ -17,6 +17,7 @@ from controller.routes.bodies import Named, NamedQuery, reply, to_json
 from controller.routes.ports import ControllerPort
 from controller.routes.problems import Problem
 from controller.settings import ControllerSettings, redacted
+from controller.store.engine import StoreUnavailable
 from controller.store.queries import Queries
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -31,11 +32,13 @@ def reads(settings: ControllerSettings, controller: ControllerPort, queries: Que
 
     @router.get("/status")
     async def status() -> JSONResponse:
-        """What FluidPD does and why, with the pause and pins that stand."""
+        """What FluidPD does and why, with the pause and pins that stand: null while the database does not say."""
         now = time.time()
         body = to_json(controller.status())
-        body["pause"] = to_json(await queries.pause(now))
-        body["pins"] = to_json(await queries.pins(now))
+        try:
+            body["pause"], body["pins"] = to_json(await queries.pause(now)), to_json(await queries.pins(now))
+        except StoreUnavailable:  # the rest, and the banner that says why, is needed most while the database is away
+            body["pause"] = body["pins"] = None
         return reply(body)
 
     @router.get("/workers")

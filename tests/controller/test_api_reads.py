@@ -11,6 +11,7 @@ import pytest
 from memory_fakes import NOW, a_decision, a_move, a_phase, a_pin, a_worker, index_second, open_api, worker_second
 
 from controller.settings import load_settings
+from controller.store.engine import StoreUnavailable
 from fluidpd.names import Phase
 from fluidpd.transition import Move
 
@@ -126,3 +127,16 @@ async def test_the_schema_is_openapi_31_and_every_route_declares_its_refusals(tm
         if path.startswith("/api/v1/"):
             for method, route in methods.items():
                 assert {"400", "401", "403", "404", "409", "422", "429", "503"} <= set(route["responses"]), (method, path)
+
+
+async def test_the_status_is_there_when_the_database_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_api(tmp_path) as (client, controller, _hub):
+
+        async def away(*_: object) -> None:
+            raise StoreUnavailable("away")
+
+        monkeypatch.setattr(controller.store.queries, "pause", away)
+        answer = await client.get("/api/v1/status")
+        assert answer.status_code == 200
+        body = strict(answer.text)
+        assert body["epoch"] == 3 and body["pause"] is None and body["pins"] is None

@@ -406,6 +406,30 @@ async def test_a_pause_lets_open_moves_finish_or_sends_them_back_as_chosen(roll_
     assert f.store.transitions[id_].end is (End.ROLLED_BACK if roll_back else End.DONE)
 
 
+async def test_a_report_that_arrives_while_kept_rows_are_written_loses_none_of_them() -> None:
+    f = await fleet()
+    id_ = await moving(f)
+    f.store.failing = True
+    await f.tell("d2", "ok", "preflight")
+    await f.run(0.1)
+    f.store.failing = False
+    record = f.store.record_phase
+
+    async def slow(*row: Any) -> bool:
+        for _ in range(30):
+            await asyncio.sleep(0)
+        return await record(*row)
+
+    f.store.record_phase = slow  # type: ignore[method-assign]
+    settling = asyncio.ensure_future(f.controller.moves.settle(f.clock.now()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await f.tell("d2", "ok", "drain")
+    await settling
+    await f.run(0.2)
+    assert [p.event for p in f.store.transitions[id_].phases] == ["ok", "left_router", "ok"]
+
+
 class TestWhenTheSidecarIsGone:
     async def test_a_silent_worker_before_the_drain_cancels(self) -> None:
         f = await fleet()

@@ -12,7 +12,7 @@ from memory_fakes import open_api
 
 from controller.fleet_checks import Beside, Stated, why_not_flippable
 from controller.grants import PEERS_PER_GRANT
-from controller.rates import each_s, sample_hz, tick_s
+from controller.rates import each_s, grant_renew_s, sample_hz, tick_s
 from controller.stream import Hub
 
 
@@ -32,6 +32,7 @@ def test_the_sample_rate_and_the_period_of_decisions_follow_the_number_of_worker
     assert [sample_hz(n) for n in (1, 64, 65, 256, 257, 1000)] == [20, 20, 10, 10, 5, 5]
     assert [tick_s(n, 0.01) for n in (1, 64, 65, 256, 257, 1000)] == [0.01, 0.01, 0.025, 0.025, 0.1, 0.1]
     assert tick_s(1000, 0.5) == 0.5
+    assert [round(grant_renew_s(n, 0.2, 0.6), 3) for n in (8, 256, 257)] == [0.2, 0.2, 0.36]
     assert (each_s(8, 0.5), each_s(256, 0.5), each_s(1024, 0.5)) == (0.5, 0.5, 2.0)
 
 
@@ -102,6 +103,23 @@ async def test_a_grant_names_the_prefill_workers_with_the_longest_queues_where_t
         f.sidecars[name].queue = prompts(1 if name in short else 80, tokens=2000)
     await f.run(2.0)
     assert {p["worker"] for p in f.sidecars["d0"].connection.bodies("grant")[-1]["prefill"]} == long
+
+
+async def test_no_more_lend_at_once_than_one_controller_can_keep_up_with_and_those_that_lend_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("controller.grants.MOST_LENDERS", 2)
+    f = await Fleet({"p1": "prefill", **{f"d{n}": "decode" for n in range(1, 5)}}, flip=False).up()
+    f.sidecars["p1"].queue = prompts(80, tokens=2000)
+    f.sidecars["d3"].values["batch"] = f.sidecars["d4"].values["batch"] = 1
+    await f.run(0.5)
+    assert f.controller.status().lenders == ("d3", "d4") and len(f.controller.latest().decision.lenders) == 4
+    f.sidecars["d3"].values["batch"] = 40
+    await f.run(0.5)
+    assert f.controller.status().lenders == ("d3", "d4")
+    f.sidecars["d4"].values |= {"batch": 4000, "context_tokens": 4_000_000}
+    await f.run(0.5)
+    assert "d3" in f.controller.status().lenders and "d4" not in f.controller.status().lenders
 
 
 async def test_grants_that_begin_at_once_are_recorded_together_and_without_the_waits_of_that_moment() -> None:

@@ -41,12 +41,12 @@ POLICY: Mapping[str, Any] = {
     "flips_per_minute": 600,
 }
 LIMITS: Mapping[str, float] = {  # times `slowness`; the controller looks for itself after 20 s
-    "preflight_s": 5.0,
-    "router_wait_s": 6.0,
-    "remap_s": 5.0,
-    "switch_s": 4.0,
-    "verify_s": 5.0,
-    "undo_s": 5.0,
+    "preflight_s": 4.0,
+    "router_wait_s": 4.0,
+    "remap_s": 3.0,
+    "switch_s": 3.0,
+    "verify_s": 3.0,
+    "undo_s": 3.0,
 }
 STARVED_S = 1.0
 OTHER = {"prefill": "decode", "decode": "prefill"}

@@ -29,7 +29,7 @@ def slowness() -> float:
     began_s, spent_s = time.monotonic(), time.process_time()
     while time.process_time() - spent_s < 0.3:
         pass
-    return min(3.0, max(1.0, (time.monotonic() - began_s) / 0.3))
+    return min(5.0, max(1.0, (time.monotonic() - began_s) / 0.3))
 
 
 def process_state(pid: int) -> str:

@@ -60,7 +60,7 @@ class Watch:
 
     def start(self) -> Watch:
         self._thread.start()
-        assert self._ready.wait(30), "nothing could be watched"
+        assert self._ready.wait(120), "nothing could be watched"
         return self
 
     def stop(self) -> Watch:

@@ -21,7 +21,7 @@ from harness_book import Book
 from fluidpd.failpoint import POINTS
 
 pytestmark = [pytest.mark.faults, pytest.mark.router, pytest.mark.timeout(7200)]
-SECONDS = float(os.environ.get("FLUIDPD_SOAK_S") or 75)
+SECONDS = float(os.environ.get("FLUIDPD_SOAK_S") or 45)
 POLICY = {
     "flip": True,
     "borrow": True,
@@ -69,15 +69,15 @@ class Nemesis:
         if len(self.heal) >= 2:
             return
         self.random.choice(
-            (self.kill_part, self.kill_part, self.kill_engine, self.freeze, self.answer, self.arm, self.ask, self.ask, self.pin)
+            (self.kill_part, self.kill_engine, self.freeze, self.answer, self.arm, self.arm, self.pin, *(self.ask,) * 5)
         )()
 
     def _note(self, fault: str, proof: str) -> None:
         self.done[fault] += 1
-        self.book.inject("P1 P2 P5 P6", f"random schedule: {fault}", proof)
+        self.book.inject("P1 P2 P5 P6", "random schedule of kills, freezes, failpoints and wrong answers", f"{fault}: {proof}")
 
     def _later(self, what: str, mend: Callable[[], Any]) -> None:
-        self.heal.append((time.monotonic() + self.random.uniform(0.3, 5.0), what, mend))
+        self.heal.append((time.monotonic() + self.random.choice((0.2, 0.5, 1.0, 2.0, 8.0)), what, mend))
 
     def _whole(self, names: list[str]) -> list[str]:
         """Those that no fault stands on."""
@@ -124,8 +124,11 @@ class Nemesis:
             self.armed[part] = point  # it counts once it is reached
 
     def ask(self) -> None:
-        worker = self.random.choice(self.fleet.workers)
-        self._post(f"workers/{worker}/move", role=self.random.choice(("prefill", "decode")), force=self.random.random() < 0.7)
+        try:
+            worker, role = self.fleet.spare(self.random.randrange(100))
+        except httpx.HTTPError:
+            return  # there is no controller now
+        self._post(f"workers/{worker}/move", role=role, force=self.random.random() < 0.8)
 
     def pin(self) -> None:
         worker, role = self.random.choice(self.fleet.workers), self.random.choice(("prefill", "decode"))
@@ -166,9 +169,9 @@ def test_a_random_schedule_of_faults_breaks_no_promise(arena: FaultFleet, book: 
     said = f"seed {seed}: {faults} signals, {dict(nemesis.done)}; {len(rows)} moves {dict(ends)}; {heard}"
     print(said)
     book.notes["nemesis"] = said
-    assert faults >= SECONDS / 15, said
+    assert faults >= SECONDS / 15 and rows, said
     found = fleet.violations()
-    book.inject("P1 P2 P5 P6", "random schedule, judged over its whole history", said, found)
+    book.inject("P1 P2 P5 P6", "a random schedule as a whole, judged by its history", said, found)
     assert not found, found
     with book.fault("P13", "random schedule under a streaming load") as fault:
         fault.proof = str(heard)

@@ -108,6 +108,7 @@ def test_an_engine_that_hangs_in_the_switch_and_comes_back_is_believed_only_by_w
         assert row["end"] in NAMED_ENDS and row["end"] != "done", row
         fleet.thaw(worker)
         if row["end"] == "quarantined":
+            until(lambda: worker not in fleet.members(), 60, "out of the router", fleet.members)
             since_s = time.monotonic()
             fleet.watched_for(3.0)
             assert all(m.workers[worker].routed_as is None for m in fleet.watch.moments if m.at_s >= since_s)

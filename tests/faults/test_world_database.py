@@ -102,6 +102,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
                 yield Pair(fleet, server, database, link)
                 server.thaw()
                 link.heal()
+                fleet.api.http.close()
 
 
 @contextmanager
@@ -118,7 +119,7 @@ def whole(pair: Pair) -> Iterator[str]:
         heard = load.stop()
     assert heard.wrong == [] and heard.lost() == [], str(heard)
     pair.leader()
-    pair.fleet.settled(120)
+    pair.fleet.home()
     pair.fleet.ended(pair.fleet.move("w2", "prefill", 90), 90)
     pair.fleet.home()
     assert len(pair.leaders()) == 1

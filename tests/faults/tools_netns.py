@@ -1,6 +1,6 @@
-"""Two network namespaces joined by one veth pair, and iptables rules between and inside them. Rule counters prove each cut.
+"""Network namespaces, alone or two joined by a veth pair, and iptables rules in them. Rule counters prove each cut.
 
-Never gives either of them a default route, and keeps both ends out of the machine's own namespace: what is cut off could
+Never gives one of them a default route, and keeps both ends of a pair out of the machine's own namespace: what is cut off could
 otherwise leave by another way, and would be answered.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 Found = TypeVar("Found")
 _CLONE_NEWNET = 0x40000000
@@ -82,8 +82,29 @@ def in_namespace(name: str, work: Callable[[], Found]) -> Found:
 def enter(name: str) -> None:
     """Put the calling thread, and no other, into the namespace."""
     with open(Path("/run/netns") / name) as handle:
-        if _LIBC.setns(handle.fileno(), _CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), f"setns {name}")
+        _enter(handle)
+
+
+def _enter(handle: IO[str]) -> None:
+    if _LIBC.setns(handle.fileno(), _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), f"setns {handle.name}")
+
+
+@contextmanager
+def alone() -> Iterator[Namespace]:
+    """A namespace with a loopback device and nothing else. The calling thread is in it, and all that it starts, until the end."""
+    name = f"fpd{os.getpid() % 100_000}x{next(_numbers)}"
+    _run("ip", "netns", "add", name)
+    try:
+        _run("ip", "-n", name, "link", "set", "lo", "up")
+        with open("/proc/thread-self/ns/net") as home:
+            enter(name)
+            try:
+                yield Namespace(name, "127.0.0.1", "lo")
+            finally:
+                _enter(home)
+    finally:
+        _run("ip", "netns", "delete", name)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from fluidpd.names import Answer, End, Heading, Phase, Role
 from fluidpd.transition import Event
 from sidecar.clock import Clock
 from sidecar.phases import Told
-from sidecar.ports import SwitchAnswer, SwitchResult
+from sidecar.ports import Look, SwitchAnswer, SwitchResult
 from sidecar.protocol import Reply
 
 MakeRig = Callable[..., Rig]
@@ -374,3 +374,15 @@ async def test_a_defect_in_telling_a_peer_that_had_to_be_told_counts_as_not_told
     rig.driver._phases._drop_stale = broken
     controller = await rig.run()
     assert controller.move.end is End.CANCELLED and "KeyError" in controller.reports[0].detail
+
+
+async def test_a_whole_engine_that_answers_slowly_at_the_end_of_verify_goes_home_and_not_into_quarantine(
+    make_rig: MakeRig,
+) -> None:
+    class Slow(FakeEngine):
+        async def look(self) -> Look:
+            await asyncio.sleep(0.15 if "switch prefill" in self.log else 0)
+            return await super().look()
+
+    controller = await make_rig(engine=Slow(flips_after_s=3600)).run()
+    assert controller.move.end is End.ROLLED_BACK and controller.in_router is Role.DECODE
