@@ -341,7 +341,7 @@ def main() -> int:
     document = json.loads(RECORD.read_text()) if RECORD.exists() else {"cells": {}}
     python = "" if given.recorded else find_peer(given.peer_python)
     table = load_cost(DEFAULT_COST)
-    cost = PeerCost(**{f.name: getattr(table, f.name) for f in fields(CostModel)} | {"overhead_s": 0.0})
+    cost = PeerCost(**{f.name: getattr(table, f.name) for f in fields(CostModel) if f.init} | {"overhead_s": 0.0})
     failed, version = 0, ""
     print(
         f"{'trace':22s} {'P:D':13s}  {'mean TTFT s':>20s}  {'mean gap ms':>17s}  {'end to end s':>15s}  {'attainment':>17s}"

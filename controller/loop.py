@@ -37,11 +37,11 @@ from fluidpd.command import Fence, orders_for
 from fluidpd.cost import CostModel
 from fluidpd.decision import Decision, Refusal
 from fluidpd.indices import Indices, derive
-from fluidpd.names import Action, Mode, Reason, Role, Rule, UnknownWhy, WorkerState
+from fluidpd.names import Action, End, Mode, Reason, Role, Rule, UnknownWhy, WorkerState
 from fluidpd.policy.judges import judge_of
 from fluidpd.policy.memory import Memory
 from fluidpd.policy.settings import targets_of
-from fluidpd.record import AuditRow, PauseRow, PinRow, StatusRow, TransitionRow, decision_row, refusal_as_dict
+from fluidpd.record import AuditRow, PauseRow, PinRow, StatusRow, TransitionRow, WorkerRow, decision_row, refusal_as_dict
 from fluidpd.telemetry import Snapshot, Unknown, value_of
 
 log = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ class Controller:
         queries = self._store.queries
         for row in await queries.workers():
             if row.state is not WorkerState.GONE:
-                self.registry.restore(row, await self._quarantined_boot(row.name, row.state))
+                self.registry.restore(*await self._as_it_was_left(row))
         for move in await queries.transitions(open_only=True):
             self.moves.restore(move)
         # Those whose time ran out meanwhile too: they lapse at the first tick, and that is audited.
@@ -244,14 +244,18 @@ class Controller:
         if pause is not None:
             self.collector.hold_pause(pause)
 
-    async def _quarantined_boot(self, worker: str, state: WorkerState) -> str:
-        """Which start of the engine was put in quarantine: its last move's last row says."""
-        if state is not WorkerState.QUARANTINED:
-            return ""
-        for move in await self._store.queries.transitions(worker=worker, limit=1):
-            if move.phases:
-                return str(move.phases[-1].numbers.get("engine_boot", ""))
-        return ""
+    async def _as_it_was_left(self, row: WorkerRow) -> tuple[WorkerRow, str]:
+        """A worker's row, and which start of its engine is in quarantine: its last move's last row says.
+
+        The move's end is on record at once, the worker's own row a moment later: a crash between the two must not forget it.
+        """
+        last = next(iter(await self._store.queries.transitions(worker=row.name, limit=1)), None)
+        broke = last is not None and last.end is End.QUARANTINED
+        if broke and last is not None and (row.state is WorkerState.MOVING or row.incarnation == last.incarnation):
+            row = replace(row, state=WorkerState.QUARANTINED)
+        if row.state is not WorkerState.QUARANTINED or last is None or not last.phases:
+            return row, ""
+        return row, str(last.phases[-1].numbers.get("engine_boot", ""))
 
     async def _every(self, period_s: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], what: str) -> None:
         while True:

@@ -543,3 +543,24 @@ class TestAfterARestartOfTheController:
         before = len(f.store.transitions)
         await f.run(0.9)
         assert len(f.store.transitions) == before
+
+    async def test_a_quarantine_is_remembered_although_the_crash_came_before_the_workers_own_row(self) -> None:
+        f = await fleet()
+        await moving(f)
+        await f.controller.keep_house()
+        await f.tell("d2", "broke", "preflight")
+        assert f.store.workers["d2"].state.value == "moving"
+        await self.restart(f)
+        await f.greet(f.sidecars["d2"])
+        assert f.state("d2") == "quarantined"
+        await f.greet(f.sidecars["d2"], engine_boot="e2")
+        assert f.state("d2") != "quarantined"
+
+    async def test_a_quarantine_that_was_over_before_the_restart_does_not_come_back(self) -> None:
+        f = await fleet()
+        await moving(f)
+        await f.tell("d2", "broke", "preflight")
+        await f.greet(f.sidecars["d2"], engine_boot="e2")
+        await f.run(2)
+        await self.restart(f)
+        assert f.state("d2") != "quarantined"

@@ -86,7 +86,7 @@ async def trio(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         names = {"p": "prefill", "d": "decode", "k": "decode"}
         sidecars = {name: CarryingSidecar(name, tmp_path / f"{name}.sock", "") for name in names}
         try:
-            async with fleet(names, tmp_path, kv_capacity_tokens=KV_TOKENS, max_running=16, prefill_chunk_tokens=2048) as f:
+            async with fleet(names, tmp_path, kv_capacity_tokens=KV_TOKENS, max_running=16, prefill_chunk_tokens=256) as f:
                 workers = [Worker(f.url(name), f.worker(name).spec.bootstrap_port) for name in names]
                 yield await _trio("emulator", [Side(w, sidecars[n]) for n, w in zip(names, workers, strict=True)], client)
         finally:

@@ -69,7 +69,7 @@ async def test_a_room_is_given_once_and_its_giver_stands_by_its_answer(trio: Tri
 
 
 async def test_a_room_whose_prefill_has_started_is_not_given_and_is_served(trio: Trio) -> None:
-    body = {**request(GENERATE, 4), **trio.pair.room(), "input_ids": [5 + i % 400 for i in range(6000)]}
+    body = {**request(GENERATE, 4), **trio.pair.room(), "input_ids": [5 + i % 400 for i in range(3000)]}
     await trio.slow_prefill(0.5)
     try:
         halves = [asyncio.create_task(trio.pair.ask(s.worker, GENERATE, body)) for s in (trio.p, trio.d)]

@@ -72,13 +72,13 @@ def test_a_dead_engine_is_quarantined_and_the_router_never_sees_it_again_until_i
 def test_what_could_never_switch_is_found_in_preflight_and_changes_nothing(ground: Any, fleet: FaultFleet, book: Book) -> None:
     worker, role = fleet.spare(ground.turn)
     before = fleet.engine(worker)
-    with book.fault("P14", "the engine's preparation says that it lacks memory for graphs") as fault:
-        body = {"what": "graph_memory", "times": 1}
+    with book.fault("P14", "the engine's preparation says that its transfer backend has no switch") as fault:
+        body = {"what": "backend", "times": 1}
         httpx.post(f"{fleet.url(worker)}/emulator/fault", json=body, timeout=5).raise_for_status()
         since_s = time.monotonic()
         row = fleet.ended(fleet.move(worker, role))
         fault.proof = row["detail"]
-        assert row["end"] == "cancelled" and "headroom" in row["detail"]
+        assert row["end"] == "cancelled" and "backend" in row["detail"]
         assert [p["phase"] for p in row["phases"]] == ["preflight"]
         until(lambda: not _view(fleet, worker)["flippable"], 15, "not flippable")
         assert all(m.workers[worker].routed_as == before["role"] for m in fleet.watch.moments if m.at_s >= since_s)
