@@ -10,6 +10,7 @@ from pathlib import Path
 
 from real_environment import SglangEnvironment, cpu_only_variables, other_version_variables
 
+from cli.children import stop_children
 from cli.fleet import Fleet, FleetSpec, WorkerSpec
 from cli.sglang_cpu.workers import SglangWorkers
 
@@ -104,6 +105,9 @@ class RealFleet(Fleet):
         self.environment = environment
         self.real = SglangWorkers(environment, flags=spec.flags, variables=spec.variables)
         super().__init__(replace(spec, policy={**BY_HAND, **spec.policy}), folder, self.real)
+
+    def stop(self) -> None:
+        stop_children(self.children.values(), within_s=1.0)  # what SGLang does with a SIGTERM is no business of these tests
 
     def start_worker(self, name: str) -> None:
         self.real.start_worker(self, name)

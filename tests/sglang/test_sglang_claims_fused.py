@@ -61,8 +61,8 @@ def test_fused_chunks_change_no_output_and_give_everything_back(fused: Pair) -> 
 
 def test_a_borrowed_prompt_that_the_engine_retracts_goes_on_exactly(fused: Pair, fleet: RealFleet) -> None:
     """More generations than the KV can hold: SGLang takes running ones out again, borrowed ones too."""
-    asked, tokens = prompts(4, seed=21, low=450, high=550), 600
-    alone = [a.ids for i in range(0, 4, 2) for a in fused.ask_all(asked[i : i + 2], tokens)]
+    asked, tokens = prompts(6, seed=21, low=250, high=350), 850
+    alone = [a.ids for i in range(0, 6, 2) for a in fused.ask_all(asked[i : i + 2], tokens)]
     assert fleet.log("d1").count("Retract requests") == 0  # two at a time find room
     won = fused.count("claims_won_total")
     with fused.slow_prefill(1.0), eager(fused, tbt_slo_s=2.0).renewed():
