@@ -26,8 +26,6 @@ from fluidpd.telemetry import Known, Snapshot
 
 _KNOWN_AFTER_S = 2.0  # of watching, before a forecast is worth anything
 _SUSTAINED_AFTER_S = 20.0  # of watching, before a load counts as sustained
-# Workers that can lend this little are near the limit of their steps: a burst is worth it, a load that lasts is not.
-_LITTLE_TOKENS, _ROOM_TO_LEND_LITTLE = 64, 1.3
 _HOME_COST = 0.5  # requests that going home may cost by prediction
 _RETURN = 2.0  # a move is paid for there and back
 
@@ -96,12 +94,10 @@ def _judged(f: Facts, targets: Targets, future: Future | None) -> tuple[Decision
     scene = scene_of(f.snapshot, f.indices, demand, targets, future)
     coming = sum(many for _, many in scene.arrivals)
     margin = max(f.settings.goodput_margin, f.settings.goodput_margin_share * coming)
-    need, split = need_of(scene), (sum(line.workers for line in scene.lines if line.takes), scene.decoders)
-    if need.headroom(*split) < _ROOM_TO_LEND_LITTLE:
-        able, f = _at_ease(f, able), replace(f, lenders=_at_ease(f, f.lenders))
     lending = able if m.lends_early else f.lenders
     stay = _Option("stay", Plan(len(lending)), roll(scene, Plan(len(lending))))
     m = replace(m, weighed_s=f.now_s)
+    need, split = need_of(scene), (sum(line.workers for line in scene.lines if line.takes), scene.decoders)
     # While prompts wait a worker that drains would be missed: it can neither take new ones nor lend.
     at_ease = not isinstance(f.indices.ppi, Known) or f.indices.ppi.value < f.settings.prefill_idle
     better = need.better(*split) if at_ease and demand.prompt_rate.seen_s >= _SUSTAINED_AFTER_S else None
@@ -145,12 +141,6 @@ def _made(
     if f.now_s - since < f.settings.goodput_persist_s - 1e-6:
         return _stay(f, able, refusals), m
     return _with_numbers(f.say(Action.FLIP, Reason.GOODPUT_FLIP, flips=best.flips, lenders=lenders), m.weighed), m
-
-
-def _at_ease(f: Facts, lenders: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that have more to lend than the last few tokens of a step."""
-    found = ((name, f.indices.workers.get(name)) for name in lenders)
-    return tuple(name for name, p in found if p is not None and p.chunk_tokens >= _LITTLE_TOKENS)
 
 
 def _lending(f: Facts, scene: Scene, lending: tuple[str, ...], able: tuple[str, ...]) -> list[_Option]:

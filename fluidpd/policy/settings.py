@@ -78,7 +78,7 @@ class PolicySettings(BaseModel):
     guard_s: float = Field(default=0.003, ge=0, le=1, description="kept free below the TBT target in every lent step")
     kv_limit_share: float = Field(default=0.9, gt=0, le=1)
     ppi_quantile: float = Field(default=0.9, gt=0, lt=1)
-    min_chunk_tokens: int = Field(default=32, ge=1, le=8192, description="a worker whose chunk would be smaller does not lend")
+    min_chunk_tokens: int = Field(default=64, ge=1, le=8192, description="a worker whose chunk would be smaller does not lend")
     max_outstanding_tokens: int = Field(default=24576, ge=64, le=10_000_000)
     claim_margin: float = Field(default=0.25, ge=0, le=10, description="a claim must finish sooner by this share")
     grant_ttl_s: float = Field(default=0.6, gt=0, le=5)
