@@ -188,7 +188,7 @@ async def test_a_full_disk_loses_nothing_that_was_stored_and_is_left_behind_by_i
                 assert not space.reserve.exists()
                 assert [t.id for t in await store.queries.transitions()] == ["m1"]
                 await _until(lambda: bool(store.low))
-                await store.record_answer("none", Answer.ACCEPTED, "", NOW)  # small writes go on
+                await store.record_answers([("none", Answer.ACCEPTED, "", NOW)])  # small writes go on
                 for second in range(300):
                     store.buffer_seconds([index_second(second)], [])
                 assert len(store.buffer) == 100 and store.buffer.dropped_total == 200
