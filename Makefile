@@ -5,6 +5,8 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/fluidpd.stamp
 ARGS  ?=
 PYTEST_ARGS ?=
+# Most of these tests wait for processes: two at a time. A file is one process's, for what its tests share.
+PARALLEL ?= -n 2 --dist loadfile
 
 # The first interpreter that really runs, is new enough, and can make a virtual environment. `make setup PYTHON=...` overrides.
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3 python)
@@ -54,8 +56,8 @@ types: setup ## mypy --strict over the packages
 imports: setup ## the import contracts of docs/architecture.md
 	$(BIN)/lint-imports --no-logo
 
-unit: setup ## pytest alone; options in PYTEST_ARGS
-	$(BIN)/pytest $(PYTEST_ARGS)
+unit: setup ## pytest alone; options in PYTEST_ARGS (PARALLEL= for one test at a time)
+	$(BIN)/pytest $(PARALLEL) $(PYTEST_ARGS)
 
 faults: setup ## processes killed, stopped and starved in every phase of a move, under load, 10 minutes (FLUIDPD_SEED)
 	FLUIDPD_TEST=faults $(BIN)/pytest -m faults tests/faults tests/fleet $(PYTEST_ARGS)

@@ -133,9 +133,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=remedy))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    """With pytest -n the workers select: each selects the same, and one of them tells."""
+    _not_selected.update(getattr(node, "workeroutput", {}).get("not_selected", {}))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
     yield
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["not_selected"] = dict(_not_selected)
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or not strict():
         return

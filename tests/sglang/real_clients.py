@@ -109,7 +109,10 @@ class Answer(threading.Thread):
             self._hear_choices(said)
             return
         meta = said.get("meta_info", {})
-        self.text, self.ids, self.tokens = said.get("text", ""), said.get("output_ids", []), meta.get("completion_tokens", 0)
+        text, ids, self.tokens = said.get("text", ""), said.get("output_ids", []), meta.get("completion_tokens", 0)
+        if len(ids) < self.tokens:  # --incremental-streaming-output: only what is new, of as many tokens as waited together
+            text, ids = self.text + text, self.ids + ids
+        self.text, self.ids = text, ids
         self.finish, self.usage, self.meta = meta.get("finish_reason"), meta.get("prompt_tokens"), meta
         self.at_s.append(time.monotonic())
 
