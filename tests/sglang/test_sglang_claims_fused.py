@@ -7,33 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from real_clients import is_idle, until
-from real_fleet import LITTLE_PATIENCE, PAIR, RealFleet
+from real_fleet import RealFleet, fused_spec
 from test_sglang_claims import Pair, eager, prompts, with_stand_ins
 
-# The prompts find room with the little that SGLang reserves for each, and none for what they then generate together.
-# Small chunks at the prefill worker: a claim is read between two of its forwards.
-LITTLE_KV = 2560
-ALIKE = "--incremental-streaming-output --disable-overlap-schedule"
-FUSED = replace(
-    PAIR,
-    flags={
-        "p1": f"{ALIKE} --max-total-tokens 32768 --chunked-prefill-size 512",
-        "d1": f"{ALIKE} --max-total-tokens {LITTLE_KV} --num-reserved-decode-tokens 64",
-    },
-    variables={"FLUIDPD_PLUGIN_FUSE": "on", **LITTLE_PATIENCE},
-)
 pytestmark = pytest.mark.fleet("fused")
 
 
 @pytest.fixture(scope="module")
 def fleet(start_fleet: Any) -> RealFleet:
-    made = start_fleet("fused", lambda folder: FUSED)
+    made = start_fleet("fused", fused_spec)
     assert isinstance(made, RealFleet)
     return made
 
