@@ -13,7 +13,7 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3 
 CHECK := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types imports unit faults test-gpu test-sglang soak format bench wheel clean
+.PHONY: help setup demo test lint types imports unit faults test-gpu test-sglang soak soak-faults soak-sglang format bench wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -59,8 +59,8 @@ imports: setup ## the import contracts of docs/architecture.md
 unit: setup ## pytest alone; options in PYTEST_ARGS (PARALLEL= for one test at a time)
 	$(BIN)/pytest $(PARALLEL) $(PYTEST_ARGS)
 
-faults: setup ## processes killed, stopped and starved in every phase of a move, under load, 10 minutes (FLUIDPD_SEED)
-	FLUIDPD_TEST=faults $(BIN)/pytest -m faults tests/faults tests/fleet $(PYTEST_ARGS)
+faults: setup ## processes killed, stopped and starved in every phase of a move, under load, 8 minutes (FLUIDPD_SEED)
+	FLUIDPD_TEST=faults $(BIN)/pytest -m faults $(PARALLEL) tests/faults tests/fleet $(PYTEST_ARGS)
 
 test-gpu: setup ## the tests that need an NVIDIA GPU
 	$(BIN)/python -m pip install --quiet --editable '.[gpu]'
@@ -69,7 +69,12 @@ test-gpu: setup ## the tests that need an NVIDIA GPU
 test-sglang: setup ## the tests on the real SGLang, on a CPU: installed once, in a cache folder (2 minutes, 1.8 GB)
 	FLUIDPD_TEST=sglang $(BIN)/pytest -m sglang tests/sglang tests/engine_contract $(PYTEST_ARGS)
 
-soak: setup ## the real SGLang under random claims, handoffs, moves and disconnects, 5 minutes (FLUIDPD_SOAK_S, FLUIDPD_SEED)
+soak: soak-faults soak-sglang ## both long runs below (FLUIDPD_SOAK_S, FLUIDPD_SEED)
+
+soak-faults: setup ## a simulated day of the controller in which nothing may grow, and 5 minutes of random faults
+	FLUIDPD_TEST=soak FLUIDPD_SOAK_S=$${FLUIDPD_SOAK_S:-300} $(BIN)/pytest -m soak tests/faults $(PYTEST_ARGS)
+
+soak-sglang: setup ## the real SGLang under random claims, handoffs, moves and disconnects, 5 minutes
 	FLUIDPD_TEST=soak FLUIDPD_SOAK_S=$${FLUIDPD_SOAK_S:-300} $(BIN)/pytest -m soak tests/sglang $(PYTEST_ARGS)
 
 format: setup ## let ruff rewrite what it can

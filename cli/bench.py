@@ -35,7 +35,7 @@ def table1(
     cache: Annotated[Path | None, typer.Option("--cache", help="folder of finished cells [~/.cache/fluidpd/bench]")] = None,
     adopt: Annotated[
         bool,
-        typer.Option("--adopt", help="take over cells of older code where running a few of each policy again gives the same"),
+        typer.Option("--adopt", help="take over cells of older code where those with most decisions, run again, are the same"),
     ] = False,
     finished: Annotated[bool, typer.Option("--finished", help="show what is in the cache, compute nothing")] = False,
     seed: Annotated[int, typer.Option("--seed", help="of the generator, where no trace is found")] = 0,

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 
 from fluidpd.benchmark.cells import Cell, Task
+from fluidpd.benchmark.plan import SCHEDULE
 
 _REGISTRY = "fluidpd.simulator.policies"
 _NOBODY_DECIDES = ("static", "static_tuned", "colocated_prefill_first", "colocated_chunked")
@@ -35,6 +36,10 @@ def _version(task: Task, policy: str) -> str:
     seen = hashlib.sha256()
     for name in _MEASURED_BY[task]:
         seen.update(_shape(f"fluidpd.benchmark.{name}").encode())
+    if policy == SCHEDULE:  # it simulates
+        for module in sorted(_closure({"fluidpd.benchmark.schedule"}, policy)):
+            seen.update(f"{module}:{_shape(module)}".encode())
+        return seen.hexdigest()[:16]
     if task is Task.BOUND:
         seen.update(_shape("fluidpd.cost").encode())
         return seen.hexdigest()[:16]

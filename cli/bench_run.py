@@ -22,16 +22,17 @@ from typing import Any
 from cli.bench_code import code_version
 from cli.output import Exit, fail, say
 from cli.workloads import find_workload, load_cost
-from fluidpd.benchmark.cells import Cell, Record, computed, fingerprint
+from fluidpd.benchmark.cells import Cell, Record, Task, computed, fingerprint
 from fluidpd.benchmark.fluid import bounded
-from fluidpd.benchmark.plan import GOODPUT_BOUND, guess_s
+from fluidpd.benchmark.plan import GOODPUT_BOUND, SCHEDULE, guess_s
+from fluidpd.benchmark.schedule import searched
 from fluidpd.benchmark.testbeds import TESTBEDS
 from fluidpd.benchmark.workloads import WORKLOADS
 from fluidpd.cost import CostModel
 from fluidpd.simulator.workload import Workload
 
 SAY_EVERY_S = 15.0
-PROOFS = 2  # cells of each policy that are run again before the others of older code are taken over
+PROOFS = 4  # cells of each policy that are run again before the others of older code are taken over
 
 
 @cache
@@ -55,7 +56,7 @@ def compute(cell: Cell) -> tuple[Record, float]:
     began = time.perf_counter()
     workload = workload_of(cell.testbed, cell.workload, cell.minutes, cell.seed)
     try:
-        make = bounded if cell.policy == GOODPUT_BOUND else computed
+        make = {GOODPUT_BOUND: bounded, SCHEDULE: searched}.get(cell.policy, computed)
         record = make(cell, workload, _cost(TESTBEDS[cell.testbed].cost))
     except Exception as problem:  # one cell must not take the others with it
         record = {"failed": f"{type(problem).__name__}: {problem}"}
@@ -173,27 +174,50 @@ def _guess(cell: Cell) -> float:
 
 
 def _adopt(cells: Sequence[Cell], cache_file: Cache) -> None:
-    """Take over cells of older code, policy by policy, where running the cheapest of them again gives the very same records."""
+    """Take over cells of older code, policy by policy, where running those in which most was decided again gives the very same.
+
+    A policy whose runs differ has no search taken over either, and the first difference ends the proof.
+    """
     groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
+    for cell in sorted(cells, key=lambda c: c.task is not Task.RUN):
         if cache_file.get(cell) is None and cache_file.older.get(cache_file.keys[cell][0]):
             groups.setdefault((cell.task, cell.policy), []).append(cell)
+    differing: set[str] = set()
     for (task, policy), group in groups.items():
+        if policy in differing:
+            say(f"{task} {policy}: its runs differ, so nothing is taken over")
+            continue
         older = {cell: cache_file.older[cache_file.keys[cell][0]][-1] for cell in group}
-        group.sort(key=lambda c: older[c][1])
-        # The cheapest say little of a busy fleet: one from the middle is run again as well.
-        proofs = dict.fromkeys([*group[:PROOFS], group[len(group) // 2]])
-        same = True
+        proofs = proofs_of(older)
+        again = 0
         for cell in proofs:
             record, wall_s = compute(cell)
+            again += 1
             if "failed" not in record:
                 cache_file.keep(cell, record, wall_s)
-            same = same and record == older[cell][0]
-        if same:
+            if record != older[cell][0]:
+                differing.add(policy)
+                break
+        if policy not in differing:
             for cell in group:
                 if cell not in proofs:
                     cache_file.keep(cell, *older[cell], adopted_after=len(proofs))
-        say(f"{task} {policy}: {len(proofs)} of {len(group)} run again, " + ("the same: all taken over" if same else "different"))
+        told = f"different on {proofs[again - 1].workload}" if policy in differing else "the same: all taken over"
+        say(f"{task} {policy}: {again} of {len(group)} run again, {told}")
+
+
+def proofs_of(older: Mapping[Cell, tuple[Record, float]]) -> list[Cell]:
+    """Which cells are run again: those that had most decisions, since a change that fires rarely shows there or nowhere.
+
+    Of a run: role changes, then tokens lent. A search does not count them: the one that took longest judged most often. Where
+    nobody decides, cost tells as well.
+    """
+
+    def decided(cell: Cell) -> tuple[float, float, float]:
+        record, wall_s = older[cell]
+        return sum(record.get("flips", {}).values()), record.get("borrowed_tokens", 0), wall_s
+
+    return sorted(older, key=decided, reverse=True)[:PROOFS]
 
 
 class _Progress:

@@ -39,5 +39,7 @@ def controller(
     settings = settings_or_exit(lambda: load_settings(config, os.environ, overrides), "controller")
 
     from controller.serve import serve
+    from fluidpd.logs import set_up
 
+    set_up(settings.log)
     run(lambda: serve(settings), "controller", f"{settings.server.host}:{settings.server.port}")

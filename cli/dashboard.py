@@ -13,7 +13,7 @@ def dashboard(
     host: Annotated[str | None, typer.Option("--host", help="address to listen on")] = None,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535)] = None,
     insecure_no_auth: Annotated[
-        bool, typer.Option("--insecure-no-auth", help="listen beyond loopback: whoever opens the page acts with its token")
+        bool, typer.Option("--insecure-no-auth", help="no login, also beyond loopback: whoever opens a page acts with its token")
     ] = False,
     controller_url: Annotated[str | None, typer.Option("--controller-url", help="the controller's API", metavar="URL")] = None,
 ) -> None:

@@ -72,6 +72,7 @@ class FleetSpec:
     sidecar_of: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of one worker's sidecar
     controller: dict[str, Any] = field(default_factory=dict)  # sections beside policy and slo
     database_url: str = ""  # empty: a SQLite file of the fleet's own
+    token: str = ""  # of whoever waits for the fleet, where `controller` names a tokens file
     standbys: int = 0  # controllers beside the first, which need a PostgreSQL
     env_of: dict[str, dict[str, str]] = field(default_factory=dict)  # environment of one child, by its name
     # Of emulated workers only.
@@ -388,7 +389,8 @@ class Fleet:
         while time.monotonic() < deadline:
             self.raise_if_died()
             try:
-                rows = httpx.get(f"{self.controller_url}/api/v1/workers", timeout=2).json()
+                proof = {"Authorization": f"Bearer {self.spec.token}"} if self.spec.token else {}
+                rows = httpx.get(f"{self.controller_url}/api/v1/workers", headers=proof, timeout=2).json()
                 serving = [r["name"] for r in rows if r["state"] == "serving"]
             except (httpx.HTTPError, ValueError, KeyError):
                 serving = []

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from cli import attach, bench, certs, config, controller, dashboard, db, emulate, operate, sidecar, status, token, version
+from cli import alerts, attach, bench, certs, config, controller, dashboard, db, emulate, operate, sidecar, status, token, version
 
 
 class Careful(TyperGroup):
@@ -61,6 +61,7 @@ for _part in (attach.attach, controller.controller, sidecar.sidecar, dashboard.d
     app.command()(_part)
 
 app.add_typer(bench.app, name="bench")
+app.add_typer(alerts.app, name="alerts")
 app.add_typer(token.app, name="token")
 app.add_typer(certs.app, name="certs")
 app.add_typer(db.app, name="db")

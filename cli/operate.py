@@ -26,8 +26,15 @@ ReasonOption = Annotated[
     str, typer.Option("--reason", "-m", help="why: at least 5 characters, kept in the audit", metavar="TEXT")
 ]
 TtlOption = Annotated[str, typer.Option("--ttl", help="how long: 90s, 30m, 2h", metavar="SPAN")]
+EverywhereOption = Annotated[
+    bool, typer.Option("--everywhere", help="in every pool of the database; needs a token with the scope admin")
+]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="check what can be checked by reading, show the request, send nothing")
+]
+VersionOption = Annotated[
+    int | None,
+    typer.Option("--expected-version", min=0, help="refuse (exit 5) if it changed since this version was read; 0: none stood"),
 ]
 
 
@@ -37,9 +44,7 @@ def pin(
     role: Annotated[RoleName | None, typer.Argument(help="the role to keep; without it, the role it has now")] = None,
     reason: ReasonOption = "",
     ttl: TtlOption = "1h",
-    expected_version: Annotated[
-        int | None, typer.Option("--expected-version", help="refuse (exit 5) if the pin changed since this version")
-    ] = None,
+    expected_version: VersionOption = None,
     dry_run: DryRunOption = False,
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Format.TABLE,
@@ -53,9 +58,7 @@ def pin(
       fluidpd pin w3 -m "leave it as it is" --dry-run
     """
     said, seconds = reason_of(reason), parse_span(ttl)
-    body: dict[str, Any] = {"role": role.value if role else "", "ttl_s": seconds, "reason": said}
-    if expected_version is not None:
-        body["expected_version"] = expected_version
+    body: dict[str, Any] = {"role": role.value if role else "", "ttl_s": seconds, "reason": said} | seen(expected_version)
     with reaching(context, server, timeout) as api:
         if role is None or dry_run:
             known = known_worker(api, worker)
@@ -68,6 +71,7 @@ def unpin(
     context: typer.Context,
     worker: WorkerArgument,
     reason: ReasonOption = "",
+    expected_version: VersionOption = None,
     dry_run: DryRunOption = False,
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Format.TABLE,
@@ -80,11 +84,15 @@ def unpin(
       fluidpd unpin w3
       fluidpd unpin w3 --reason "the regression is found"
     """
-    body = {"reason": reason_of(reason)} if reason else None
+    body, path = None, f"/workers/{quote(worker, safe='')}/pin"
+    if reason:
+        body = {"reason": reason_of(reason)} | seen(expected_version)
+    elif expected_version is not None:
+        path += f"?expected_version={expected_version}"
     with reaching(context, server, timeout) as api:
         if dry_run:
             known_worker(api, worker)
-        answer = act(api, "DELETE", f"/workers/{quote(worker, safe='')}/pin", body, dry_run)
+        answer = act(api, "DELETE", path, body, dry_run)
     shown(answer, output, f"{worker} is no longer pinned", dry_run)
 
 
@@ -95,6 +103,8 @@ def pause(
     roll_back: Annotated[
         bool, typer.Option("--roll-back", help="open moves go back, up to the switch, instead of finishing")
     ] = False,
+    everywhere: EverywhereOption = False,
+    expected_version: VersionOption = None,
     dry_run: DryRunOption = False,
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Format.TABLE,
@@ -106,9 +116,11 @@ def pause(
     Examples:
       fluidpd pause --reason "incident 17: hands off" --ttl 2h
       fluidpd pause --reason "incident 17: hands off" --roll-back
+      fluidpd pause --reason "incident 17: hands off" --everywhere
     """
     said, seconds = reason_of(reason), parse_span(ttl)
-    body = {"reason": said, "ttl_s": seconds} | ({"roll_back": True} if roll_back else {})
+    body = {"reason": said, "ttl_s": seconds} | ({"roll_back": True} if roll_back else {}) | seen(expected_version)
+    body |= {"everywhere": True} if everywhere else {}
     with reaching(context, server, timeout) as api:
         answer = act(api, "POST", "/pause", body, dry_run)
     until = (
@@ -122,20 +134,26 @@ def pause(
 def resume(
     context: typer.Context,
     reason: ReasonOption = "",
+    everywhere: EverywhereOption = False,
+    expected_version: VersionOption = None,
     dry_run: DryRunOption = False,
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Format.TABLE,
     timeout: TimeoutOption = 10.0,
 ) -> None:
-    """End a pause.
+    """End a pause: this pool's, or with --everywhere the one that holds every pool.
 
     \b
     Examples:
       fluidpd resume --reason "incident 17 is over"
+      fluidpd resume --everywhere --reason "incident 17 is over"
     """
+    body = {"reason": reason_of(reason)} | ({"everywhere": True} if everywhere else {}) | seen(expected_version)
     with reaching(context, server, timeout) as api:
-        answer = act(api, "POST", "/resume", {"reason": reason_of(reason)}, dry_run)
-    shown(answer, output, "automation is back", dry_run)
+        answer = act(api, "POST", "/resume", body, dry_run)
+    held = isinstance(answer, Mapping) and answer.get("paused") is True
+    other = "this pool's own pause still holds it" if everywhere else "a pause of every pool still holds it: see --everywhere"
+    shown(answer, output, other if held else "automation is back", dry_run)
 
 
 def remap(
@@ -254,6 +272,11 @@ def act(api: Api, method: str, path: str, body: Mapping[str, Any] | None, dry_ru
     if dry_run:
         return {"dry_run": True, "server": api.server, "method": method, "path": f"{PREFIX}{path}", "body": body}
     return api.post(path, body or {}) if method == "POST" else api.delete(path, body)
+
+
+def seen(version: int | None) -> dict[str, int]:
+    """The part of a request that makes it fail if somebody else was quicker."""
+    return {} if version is None else {"expected_version": version}
 
 
 def reason_of(text: str) -> str:

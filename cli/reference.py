@@ -1,4 +1,4 @@
-"""`python -m cli.reference`: rewrites the parts of docs/ that repeat the code: settings tables and the state diagram.
+"""`python -m cli.reference`: rewrites the parts of docs/ that repeat the code: settings, metrics and the state diagram.
 
 Never writes prose: only what stands between a pair of markers. A test fails when these parts are out of date.
 """
@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from cli.meanings import meaning
+from cli.reference_metrics import controller_metrics, engine_readings, page_troubles, sidecar_metrics
 from fluidpd.transition import diagram
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -128,6 +129,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "dashboard-settings": dashboard_settings,
     "emulator-settings": emulator_settings,
     "state-diagram": state_diagram,
+    "controller-metrics": controller_metrics,
+    "sidecar-metrics": sidecar_metrics,
+    "engine-readings": engine_readings,
+    "page-troubles": page_troubles,
 }
 
 

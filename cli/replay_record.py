@@ -134,6 +134,7 @@ async def _judge(
     queries: Queries, terms: Mapping[str, tuple[Terms, Terms]], last_s: float | None, *, quiet: bool
 ) -> tuple[Rejudge, tuple[float, float] | None]:
     """All snapshots in order, a few hundred at a time; and how many requests were good, of how many, meanwhile."""
+    from controller.store.alert_queries import AlertQueries
     from fluidpd.simulator.rejudge import Rejudge
 
     until = time.time()
@@ -151,9 +152,8 @@ async def _judge(
             rows = await queries.snapshots(rows[-1].second + 1, until)
     if found.first_second is None or found.last_second is None:
         return found, None
-    counted = await queries.slo_minutes("joint", found.first_second // 60 * 60, found.last_second)
-    total = sum(t for _, _, t in counted)
-    return found, (sum(g for _, g, _ in counted), total) if total else None
+    good, total = await AlertQueries(queries).judged("joint", found.first_second // 60 * 60, found.last_second)
+    return found, (good, total) if total else None
 
 
 async def _show(

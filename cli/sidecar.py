@@ -41,6 +41,8 @@ def sidecar(
     )
     settings = settings_or_exit(lambda: load_settings(config, flags), "sidecar")
 
+    from fluidpd.logs import set_up
     from sidecar.serve import serve
 
+    set_up(settings.log)
     run(lambda: serve(settings), "sidecar", f"{settings.host}:{settings.port}")

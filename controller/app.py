@@ -10,19 +10,26 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import JSONResponse
 
+from controller.alerting.engine import Alerting
+from controller.alerting.exposition import AlertMetrics
 from controller.guardrails import Guardrails
 from controller.link import link_router
 from controller.metrics import Metrics
 from controller.routes import problems
 from controller.routes.access import Door, declare_scopes, needs
 from controller.routes.acts import acts
+from controller.routes.alerts import alerts
+from controller.routes.annotations import annotation_route
 from controller.routes.live import probes, stream_route
+from controller.routes.people import people
 from controller.routes.ports import ControllerPort
 from controller.routes.reads import reads
 from controller.security.audit import Audit, Refusals
-from controller.security.tokens import book_of
+from controller.security.sessions import Desk
+from controller.security.tokens import TokenBook
 from controller.settings import ControllerSettings
 from controller.store.queries import Queries
+from controller.store.sessions import Sessions
 from controller.store.writes import Store
 from controller.stream import Hub
 from controller.version import VERSION
@@ -60,23 +67,40 @@ def create_app(
     hub: Hub,
     *,
     link: APIRouter | None = None,
+    alerting: Alerting | None = None,
+    book: TokenBook | None = None,
 ) -> FastAPI:
-    """`link` carries the sidecars' WebSocket; without it the control side's own is mounted. Raises ConfigError."""
+    """`link` carries the sidecars' WebSocket; without it the control side's own is mounted. `alerting` is the leader's. `book`:
+    of the tokens file.
+
+    Raises ConfigError.
+    """
     # Interactive documentation needs scripts from elsewhere; the schema itself is served, to whoever may read.
     app = FastAPI(
         title="FluidPD controller", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
-    app.state.door = Door(settings.security, book_of(settings.security.tokens_file))
+    sessions = Sessions(store)
+    app.state.door = Door(settings.security, book, sessions=sessions)
     audit = Audit(store, hub)
     problems.install(app)
-    api = (reads(settings, controller, queries), acts(controller, audit), stream_route(hub))
-    around = (probes(controller, store, Metrics(controller, store, hub)), link_router(controller) if link is None else link)
+    api = (
+        reads(settings, controller, queries),
+        annotation_route(queries),
+        acts(controller, audit, queries),
+        alerts(settings, queries, alerting, audit),
+        people(controller, queries, Desk(sessions, book, settings.security), audit),
+        stream_route(hub),
+    )
+    around = (
+        probes(controller, store, Metrics(controller, store, hub, None if alerting is None else AlertMetrics(alerting))),
+        link_router(controller) if link is None else link,
+    )
     for part in (*api, *around):
         declare_scopes(part.routes)
     for routes in api:
         app.include_router(routes, prefix=PREFIX, responses=_RESPONSES)
     for routes in around:
-        app.include_router(routes, responses=dict.fromkeys((401, 403, 429, 503), _PROBLEM))
+        app.include_router(routes, responses=dict.fromkeys((401, 403, 422, 429, 503), _PROBLEM))
     app.add_api_route(f"{PREFIX}/openapi.json", _schema_of(app), dependencies=[Depends(needs("read"))], include_in_schema=False)
     declare_scopes(app.routes)  # whatever is added here one day
     app.add_middleware(Guardrails, hosts=_hosts(settings))

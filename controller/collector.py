@@ -46,7 +46,7 @@ class Collector:
         self._clock = clock
         self.mode = mode
         self._pins: dict[str, tuple[PinRow, float]] = {}
-        self._pause: tuple[PauseRow, float] | None = None
+        self._pauses: dict[bool, tuple[PauseRow, float]] = {}  # for every pool, and for this one
         self.lapsed: list[PinRow | PauseRow] = []  # whose time is over, until the database says so too
         self._spans = {name: _Span() for name in INDEX_NAMES}
         self._second: int | None = None
@@ -63,17 +63,24 @@ class Collector:
         return held[0] if held else None
 
     def hold_pause(self, row: PauseRow) -> None:
-        self._pause = (row, self._clock.now() + row.expires_wall_s - self._clock.wall())
+        self._pauses[row.everywhere] = (row, self._clock.now() + row.expires_wall_s - self._clock.wall())
 
-    def release_pause(self) -> PauseRow | None:
-        held, self._pause = self._pause, None
+    def release_pause(self, everywhere: bool = False) -> PauseRow | None:
+        held = self._pauses.pop(everywhere, None)
+        return held[0] if held else None
+
+    def held_everywhere(self) -> PauseRow | None:
+        """The pause for every pool that is held here, over or not."""
+        held = self._pauses.get(True)
         return held[0] if held else None
 
     def pause(self, now_s: float) -> PauseRow | None:
-        if self._pause is not None and now_s >= self._pause[1]:
-            self.lapsed.append(self._pause[0])
-            self._pause = None
-        return self._pause[0] if self._pause else None
+        """What holds this pool, the widest first."""
+        for everywhere, (row, until_s) in list(self._pauses.items()):
+            if now_s >= until_s:
+                self.lapsed.append(row)
+                del self._pauses[everywhere]
+        return next((self._pauses[everywhere][0] for everywhere in (True, False) if everywhere in self._pauses), None)
 
     def pin(self, worker: str) -> PinRow | None:
         held = self._pins.get(worker)
@@ -95,7 +102,7 @@ class Collector:
 
     def snapshot(self, now_s: float, open_moves: tuple[OpenMove, ...]) -> Snapshot:
         self.let_expire(now_s)
-        pause = self._pause[0] if self._pause else None
+        pause = self.pause(now_s)
         return Snapshot(
             now_s=now_s,
             workers=self._registry.views(now_s),

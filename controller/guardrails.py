@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controller.routes.problems import answer
+from fluidpd.asgi_body import Gone, TooLarge, again, whole
 
 MAX_BODY_BYTES = 64 * 1024
 BODY_WITHIN_S = 10.0
@@ -48,11 +49,11 @@ class Guardrails:
         try:
             self._judge(scope["method"], headers)
             if scope["method"] not in _SAFE:
-                receive = _again(await self._body(receive), receive)
+                receive = again(await self._body(headers, receive), receive)
         except _Refused as error:
             await answer(error.status, str(error), error.headers, rule=error.rule)(scope, receive, guarded_send)
             return
-        except _Gone:
+        except Gone:
             return
         await self._app(scope, receive, guarded_send)
 
@@ -74,55 +75,23 @@ class Guardrails:
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if has_body and kind.split(";")[0].strip().lower() != "application/json":
             raise _Refused(415, "content_type", "Send the body as application/json.")
-        length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > MAX_BODY_BYTES:
-            raise _too_large()
 
-    async def _body(self, receive: Receive) -> bytes:
-        """All of it: a chunked body states no length, and a slow one would hold its route for ever."""
-        body = bytearray()
+    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
+        """All of it: a slow one would hold its route for ever."""
         try:
             async with asyncio.timeout(self._body_within_s):
-                while True:
-                    message = await receive()
-                    if message["type"] != "http.request":
-                        raise _Gone
-                    body += message.get("body", b"")
-                    if len(body) > MAX_BODY_BYTES:
-                        raise _too_large()
-                    if not message.get("more_body"):
-                        return bytes(body)
+                return await whole(receive, headers.get("content-length", ""), MAX_BODY_BYTES)
+        except TooLarge:
+            raise _Refused(413, "body_size", f"A body may have {MAX_BODY_BYTES} bytes.") from None
         except TimeoutError:
             told = f"The body did not arrive within {self._body_within_s:g} s."
             raise _Refused(408, "slow_body", told, {"Retry-After": "1", "Connection": "close"}) from None
-
-
-class _Gone(Exception):
-    """The client left."""
 
 
 class _Refused(Exception):
     def __init__(self, status: int, rule: str, told: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(told)
         self.status, self.rule, self.headers = status, rule, headers
-
-
-def _too_large() -> _Refused:
-    return _Refused(413, "body_size", f"A body may have {MAX_BODY_BYTES} bytes.")
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """The body in one piece, and then whatever comes: the client may still leave."""
-    given = False
-
-    async def next_message() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return next_message
 
 
 def _name(host: str) -> str:

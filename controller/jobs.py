@@ -1,4 +1,4 @@
-"""What must happen every few seconds, minutes or hours: leadership, expiry, SLO minutes, roll-ups, retention.
+"""What must happen every few seconds, minutes or hours: leadership, expiry, roll-ups, retention.
 
 Never part of a decision: a job that fails is logged and tried again at its next time.
 """
@@ -17,22 +17,23 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 from controller.routes.bodies import to_json
+from controller.security.sessions import Sweep
 from controller.settings import RetentionSettings
 from controller.store import history
 from controller.store.engine import StoreUnavailable
 from controller.store.writes import Store, expiry
 from controller.stream import Hub
-from fluidpd.record import PauseRow, PinRow, StatusRow
+from fluidpd.record import PauseRow, PinRow
 
 _log = logging.getLogger(__name__)
-RENEW_EVERY_S, EXPIRE_EVERY_S, SLO_EVERY_S, ROLL_UP_EVERY_S, PRUNE_EVERY_S = 2, 1, 10, 60, 3600
+RENEW_EVERY_S, EXPIRE_EVERY_S, ROLL_UP_EVERY_S, PRUNE_EVERY_S = 2, 1, 60, 3600
+SESSIONS_EVERY_S = 5
 _LOOK_AT_CLOCK_S = 1.0
 
 
 class Kept(Protocol):
     """What the jobs need of the controller."""
 
-    def status(self) -> StatusRow: ...
     async def renew_leadership(self) -> Any: ...
 
     @property
@@ -62,10 +63,11 @@ class Jobs:
         *,
         wall: Callable[[], float] = time.time,
         now: Callable[[], float] = time.monotonic,
+        sweep: Sweep | None = None,
     ) -> None:
+        self._sweep = sweep
         self._controller, self._store, self._hub, self._retention, self._wall = controller, store, hub, retention, wall
         self._now, self._began = now, (wall(), now())
-        self._slo = SloMinutes(store, wall)
         # The event loop's own wakeups; one instance of each job, and a late one runs once, not many times.
         self._scheduler = AsyncIOScheduler(
             timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
@@ -76,9 +78,9 @@ class Jobs:
         for job, every_s in (
             (self.renew, RENEW_EVERY_S),
             (self.expire, EXPIRE_EVERY_S),
-            (self.count_slo, SLO_EVERY_S),
             (self.roll_up, ROLL_UP_EVERY_S),
             (self.prune, PRUNE_EVERY_S),
+            *(((self._sweep.end_sessions, SESSIONS_EVERY_S), (self._sweep.forget_logins, PRUNE_EVERY_S)) if self._sweep else ()),
         ):
             self._scheduler.add_job(_guarded(job), Every(every_s), id=job.__name__)
         self._scheduler.start()
@@ -115,9 +117,6 @@ class Jobs:
                 self._hub.publish("audit", to_json(expiry(gone, now)))
             lapsed.remove(gone)
 
-    async def count_slo(self) -> None:
-        await self._slo.count(self._controller.status())
-
     async def roll_up(self) -> None:
         await history.roll_up(self._store, self._wall())
 
@@ -125,30 +124,6 @@ class Jobs:
         """By the wall clock, but never ahead of what has really passed here: a clock set forward must not delete the record."""
         began_wall_s, began_s = self._began
         await history.prune(self._store, min(self._wall(), began_wall_s + self._now() - began_s), self._retention.days)
-
-
-class SloMinutes:
-    """Turns the status's running totals into counts per minute. A total that fell is a restart: counting begins anew."""
-
-    def __init__(self, store: Store, wall: Callable[[], float]) -> None:
-        self._store, self._wall = store, wall
-        self._seen: tuple[float, float] | None = None
-
-    async def count(self, status: StatusRow) -> None:
-        if not status.leading or status.requests_total is None or status.requests_good is None:
-            return
-        now, before = (status.requests_total, status.requests_good), self._seen
-        self._seen = now
-        if before is None or now[0] < before[0] or now[1] < before[1]:
-            return
-        total, good = now[0] - before[0], now[1] - before[1]
-        if total <= 0:
-            return
-        try:
-            await history.add_slo_minute(self._store, "joint", int(self._wall()) // 60 * 60, good, total)
-        except StoreUnavailable:
-            self._seen = before  # counted with the next ones
-            raise
 
 
 def _guarded(job: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:

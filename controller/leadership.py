@@ -140,5 +140,10 @@ class Leadership:
         self._deadline_s, self.trouble = None, f"not leading: {why}"
         self.lost.set()
 
+    @property
+    def until_s(self) -> float | None:
+        """When it may act no more unless it renews, by its own monotonic clock; None while it does not lead."""
+        return self._deadline_s
+
     def permitted(self, now_s: float) -> bool:
         return self._deadline_s is not None and now_s < self._deadline_s

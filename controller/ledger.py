@@ -14,8 +14,12 @@ from typing import Any
 
 from controller.clock import Clock
 from controller.ports import HubPort, StorePort
+from controller.refusals import GuardRefused
+from controller.store.opening import AlreadyOpen, NoRoom
+from fluidpd import trace
+from fluidpd.decision import Refusal
 from fluidpd.failpoint import reach
-from fluidpd.names import End, Phase
+from fluidpd.names import End, Phase, Rule
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.record import PhaseRow, TransitionRow
 from fluidpd.transition import CONTROLLER_EFFECTS, Effect, Event, IllegalMove, Move, step
@@ -62,11 +66,17 @@ class Ledger:
         self.on_end: Callable[[Held, End], None] = lambda _held, _end: None
         self.on_effect: Callable[[Held, Effect], None] = lambda _held, _effect: None
 
-    async def open(self, row: TransitionRow) -> None:
-        """On disk when it returns; raises what the store raises."""
+    async def open(self, row: TransitionRow, limit: int | None = None) -> None:
+        """On disk when it returns. Raises GuardRefused, also where `limit` (None: none) moves are open on record.
+
+        A database that did not answer in time may hold it all the same.
+        """
         reach(row.phase, row.heading, "before_write")
-        async with asyncio.timeout(WRITE_WITHIN_S):
-            await self._store.open_transition(row)
+        try:
+            async with asyncio.timeout(WRITE_WITHIN_S):
+                await self._store.open_transition(row, limit)
+        except Exception as error:
+            raise GuardRefused(_refusal(row.worker, error)) from error
         reach(row.phase, row.heading, "after_write")
 
     async def apply(self, held: Held, event: Event, took_s: float | None = None, detail: str = "") -> None:
@@ -77,6 +87,11 @@ class Ledger:
                 await self.advance(held, event, since_s if took_s is None else took_s, detail, {}, seq=held.row_seq + 1)
 
     async def advance(self, held: Held, event: Event, took_s: float, detail: str, numbers: Mapping[str, Any], seq: int) -> None:
+        """What is logged and started meanwhile belongs to the move's trace."""
+        with trace.under(trace.of_move(held.id)):
+            await self._advance(held, event, took_s, detail, numbers, seq)
+
+    async def _advance(self, held: Held, event: Event, took_s: float, detail: str, numbers: Mapping[str, Any], seq: int) -> None:
         before = held.move
         try:
             after, effects = step(before, event)
@@ -150,3 +165,13 @@ class Ledger:
 
     def publish(self, held: Held) -> None:
         self._hub.publish("transition", asdict(held.row))
+
+
+def _refusal(worker: str, error: Exception) -> Refusal:
+    match error:
+        case NoRoom():
+            return Refusal(worker, Rule.MAX_CONCURRENT, str(error))
+        case AlreadyOpen():
+            return Refusal(worker, Rule.IN_TRANSIT, str(error))
+    why = str(error) or "the database is too slow"
+    return Refusal(worker, Rule.DATABASE_DOWN, f"the move was not recorded, so it was not ordered: {why}")

@@ -8,9 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from prometheus_client import Histogram
+
+from controller.alerting.counting import SloCounts, readings_of
 from controller.clock import Clock
 from controller.collector import Collector
 from controller.dispatcher import MEMBERSHIP_EVERY_S, Dispatcher, Permission
@@ -28,11 +32,12 @@ from controller.registry import Registry
 from controller.routing import Routing
 from controller.security.guard import insecure
 from controller.security.link_gate import LinkGate
-from controller.security.tokens import book_of
+from controller.security.tokens import TokenBook
 from controller.settings import ControllerSettings
+from controller.store.engine import StoreUnavailable
 from controller.ticks import TickStats
 from controller.version import VERSION
-from controller.views import Totals, attention, banner, numbers, targets, thresholds, worker_view
+from controller.views import attention, banner, numbers, targets, thresholds, worker_view
 from fluidpd.command import Fence, orders_for
 from fluidpd.cost import CostModel
 from fluidpd.decision import Decision, Refusal
@@ -76,8 +81,9 @@ class Controller:
         clock: Clock,
         hub: HubPort,
         leadership: Leadership | None = None,
+        book: TokenBook | None = None,
     ) -> None:
-        """`leadership` that was taken already, by who stood by for it; without one, `start` takes it."""
+        """`leadership` that was taken already, by who stood by for it; else `start` takes it. `book`: of the tokens file."""
         policy = settings.policy
         self._settings = settings
         self._policy = policy
@@ -101,11 +107,12 @@ class Controller:
             self.leadership,
             clock,
             settings.mode,
-            LinkGate(settings.security, book_of(settings.security.tokens_file)),
+            LinkGate(settings.security, book),
         )
         self.leadership.on_epoch = self._lead_with
         self.dispatcher.on_begun = self.begun
         self._operator = Operator(self, store, policy)
+        self._seen_everywhere = 0  # newest version of the pause for every pool that was read here
         self.memory = Memory(started_s=clock.now())
         self._started_s, self._started_wall_s = clock.now(), clock.wall()
         self._last = Tick(
@@ -116,7 +123,7 @@ class Controller:
         self._remembered: tuple[object, ...] | None = None
         self._remember_from_s = 0.0
         self._due: dict[str, float] = {}
-        self._totals = Totals()
+        self.slo_counts = SloCounts()
         self._stats = TickStats()
         self._recorder = Recorder(store, clock, settings, cost)
         self._written: dict[str, tuple[object, ...]] = {}
@@ -205,6 +212,9 @@ class Controller:
         if row.end is None:
             self.memory = self.memory.flipped(1, self.clock.now())
 
+    def leads(self) -> bool:
+        return self.leadership.permitted(self.clock.now())
+
     def _may_act(self) -> bool:
         """Whether anything at all may leave this process: a pause lets open moves finish, these two let nothing."""
         return self._settings.mode is Mode.ACTIVE and self.leadership.permitted(self.clock.now())
@@ -240,9 +250,20 @@ class Controller:
         # Those whose time ran out meanwhile too: they lapse at the first tick, and that is audited.
         for pin in await queries.pins(0.0):
             self.collector.hold_pin(pin)
-        pause = await queries.pause(0.0)
-        if pause is not None:
+        for pause in await queries.pauses(0.0):
             self.collector.hold_pause(pause)
+            if pause.everywhere:
+                self._seen_everywhere = pause.version
+
+    async def _follow_pause_everywhere(self) -> None:
+        """The controller of another pool may have paused them all, or ended that. Without a database, what was read holds."""
+        with suppress(StoreUnavailable):
+            found = next((p for p in await self._store.queries.pauses(0.0) if p.everywhere), None)
+            if found is None:
+                self.collector.release_pause(everywhere=True)
+            elif found.version > self._seen_everywhere:
+                self._seen_everywhere = found.version
+                self.collector.hold_pause(found)
 
     async def _as_it_was_left(self, row: WorkerRow) -> tuple[WorkerRow, str]:
         """A worker's row, and which start of its engine is in quarantine: its last move's last row says.
@@ -291,9 +312,11 @@ class Controller:
             await self.renew_leadership()
         if not self.leadership.permitted(self.clock.now()):
             self.reception.tell_not_leading(self.leadership.trouble)
+        if self._store.is_shared:
+            await self._follow_pause_everywhere()
         self.registry.forget_silent(now_s)
         self.reception.pace()
-        self._totals.add(self.registry)
+        self.slo_counts.look(readings_of(self.registry, now_s, self._settings.identity.model), now_s)
         if self.registry.changes:
             self._membership_wanted.set()
         try:
@@ -316,7 +339,7 @@ class Controller:
         await self._write_workers(now_s)
         for name in self.registry.prune(now_s):
             self._written.pop(name, None)
-            self._totals.forget(name)
+            self.slo_counts.forget(name)
             self._grants.forget(name)
         await self._store.write_status(self.status())
 
@@ -366,6 +389,23 @@ class Controller:
     def tick_stats(self) -> dict[str, float | int | None]:
         return self._stats.summary()
 
+    @property
+    def tick_durations(self) -> Histogram:
+        return self._stats.durations
+
+    def metric_facts(self) -> dict[str, Any]:
+        """What the metrics page shows beyond the status: until when this one leads, the floors, how many overrides hold."""
+        now_s, until_s = self.clock.now(), self.leadership.until_s
+        return {
+            "model": self._settings.identity.model,
+            "lease_expiry_wall_s": self.clock.wall() + until_s - now_s if until_s is not None else None,
+            "floors": {Role.PREFILL.value: self._policy.min_prefill, Role.DECODE.value: self._policy.min_decode},
+            "overrides": {
+                "pin": sum(w.pinned_role is not None for w in self.registry),
+                "pause": int(self.collector.pause(now_s) is not None),
+            },
+        }
+
     def latest(self) -> Tick:
         return self._last
 
@@ -374,6 +414,7 @@ class Controller:
         d, i = tick.decision, tick.indices
         quarantined = tuple(w.name for w in self.registry if w.quarantined)
         leading = self.leadership.permitted(now_s)
+        judged = self.slo_counts.of("joint")
         return StatusRow(
             wall_s=self.clock.wall(),
             started_wall_s=self._started_wall_s,
@@ -391,8 +432,8 @@ class Controller:
             thresholds=thresholds(self._policy),
             targets=targets(self._settings.slo, self._policy),
             engines=tuple(sorted({w.hello.engine for w in self.registry if w.hello is not None})),
-            requests_total=self._totals.of("requests_total"),
-            requests_good=self._totals.of("requests_good_total"),
+            requests_total=judged.total if judged else None,
+            requests_good=judged.good if judged else None,
             banner=banner(
                 "" if leading else self.leadership.trouble or "leadership has lapsed: nothing is started",
                 self._store.trouble or self._store.low,
@@ -403,6 +444,7 @@ class Controller:
             attention=attention(self.registry),
             leader=self.leadership.address if leading else "",
             insecure=insecure(self._settings),
+            login=self._settings.security.tokens_file is not None,
         )
 
     def _pool_trouble(self, now_s: float) -> str:
@@ -456,6 +498,9 @@ class Controller:
     async def request_move(self, worker: str, role: Role, reason: str, actor: str, force: bool) -> TransitionRow:
         return await self._operator.move(worker, role, reason, actor, force)
 
+    def preview(self, worker: str, role: Role, pin: bool, force: bool) -> dict[str, Any] | None:
+        return self._operator.preview(worker, role, pin, force)
+
     async def cancel_move(self, id: str, reason: str, actor: str) -> TransitionRow:
         return await self._operator.cancel(id, reason, actor)
 
@@ -471,12 +516,23 @@ class Controller:
         return await self._operator.unpin(worker, actor, expected_version)
 
     async def set_pause(
-        self, reason: str, ttl_s: float, actor: str, roll_back: bool = False, expected_version: int | None = None
+        self,
+        reason: str,
+        ttl_s: float,
+        actor: str,
+        roll_back: bool = False,
+        expected_version: int | None = None,
+        everywhere: bool = False,
     ) -> PauseRow:
-        return await self._operator.pause(reason, ttl_s, actor, roll_back, expected_version)
+        row = await self._operator.pause(reason, ttl_s, actor, roll_back, expected_version, everywhere)
+        if everywhere:
+            self._seen_everywhere = row.version
+        return row
 
-    async def resume(self, actor: str, reason: str, expected_version: int | None = None) -> PauseRow | None:
-        return await self._operator.resume(actor, expected_version)
+    async def resume(
+        self, actor: str, reason: str, expected_version: int | None = None, everywhere: bool = False
+    ) -> PauseRow | None:
+        return await self._operator.resume(actor, expected_version, everywhere)
 
     async def deregister(self, worker: str) -> bool:
         """A worker leaves for good: out of the router, out of every sum; what it still sends is dropped.

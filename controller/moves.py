@@ -20,6 +20,7 @@ from controller.refusals import Conflict, GuardRefused, NotFound
 from controller.registry import Registry, Worker
 from controller.router_part import RouterPart
 from controller.routing import Routing
+from fluidpd import trace
 from fluidpd.command import HandoffPeer, MoveOrder, PhaseReport, Receipt, StalePeer
 from fluidpd.decision import Flip, Refusal
 from fluidpd.failpoint import reach
@@ -125,21 +126,21 @@ class Moves:
         self._open[row.id] = held
         self._registry.departs(w.name, row.id)
         try:
-            await self._ledger.open(row)
+            await self._ledger.open(row, self._policy.max_concurrent)
         except BaseException as error:
             del self._open[row.id]
             self._registry.stays(w.name)
-            if not isinstance(error, Exception):
-                raise
-            self.must_reload = True  # it may be on disk after all, or another one is
-            why = str(error) or "the database is too slow"
-            raise GuardRefused(
-                Refusal(w.name, Rule.DATABASE_DOWN, f"the move was not recorded, so it was not ordered: {why}")
-            ) from error
+            self.must_reload |= isinstance(error, Exception)  # it may be on disk after all, or another one is
+            raise
+        with trace.under(trace.of_move(row.id)):
+            return await self._ordered(held)
+
+    async def _ordered(self, held: Held) -> TransitionRow:
+        row = held.row
         log.info("move %s of %s %s -> %s (%s, %s)", row.id, row.worker, row.from_role, row.to_role, row.trigger, row.reason)
         self._ledger.publish(held)
         try:
-            await self._outbox.post_recorded(w.name, self._order(held), ORDER_TTL_S)
+            await self._outbox.post_recorded(row.worker, self._order(held), ORDER_TTL_S)
             reach(held.move.phase, held.move.heading, "after_call")
         except NotRecorded as error:
             await self._ledger.apply(held, Event.FAILED, detail=str(error))
@@ -157,6 +158,7 @@ class Moves:
             handoff_peers=self._peers(row) if row.from_role is Role.DECODE else (),
             stale_peers=self._stale_peers(row),
             natural_end_tokens=self._policy.natural_end_tokens,
+            traceparent=str(trace.of_move(row.id)),
         )
 
     def _stale_peers(self, row: TransitionRow) -> tuple[StalePeer, ...]:

@@ -9,6 +9,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from controller.ports import StorePort
+from controller.preview import pinned, preview
 from controller.refusals import Conflict, GuardRefused, NotFound
 from controller.registry import Worker
 from fluidpd.decision import Flip, Refusal
@@ -17,7 +18,7 @@ from fluidpd.names import Mode, Reason, Role, Rule, Trigger, WorkerState
 from fluidpd.policy.guards import refusal_of
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.record import PauseRow, PinRow, TransitionRow
-from fluidpd.telemetry import value_of
+from fluidpd.telemetry import Snapshot, value_of
 
 if TYPE_CHECKING:
     from controller.loop import Controller
@@ -44,22 +45,43 @@ class Operator:
         c = self._controller
         w = self._known(worker)
         now_s = c.clock.now()
-        self._permitted(worker, now_s)
-        if c.dispatcher.too_early(now_s):
-            wait_s = self._policy.first_flip_after_s
-            raise GuardRefused(
-                Refusal(worker, Rule.BACKOFF, f"the controller has just started; no move within its first {wait_s:g} s")
-            )
         flip = Flip(worker, w.role, role, Trigger.MANUAL, forced=force)
         snapshot = c.collector.snapshot(now_s, c.moves.open_moves())
-        indices = derive(snapshot, c.targets)
-        refusal = refusal_of(snapshot, indices, c.memory, flip, self._policy, now_s, c.targets)
+        refusal = self._refusal(snapshot, flip, now_s)
         if refusal is not None:
             raise GuardRefused(refusal)
+        indices = derive(snapshot, c.targets)
         numbers = {"ppi": value_of(indices.ppi), "dpi": value_of(indices.dpi), "forced": float(force)}
         row = await c.moves.begin(flip, Reason.MANUAL_MOVE.value, numbers, actor, c.leadership.epoch, detail=reason)
         c.begun(row)
         return row
+
+    def preview(self, worker: str, role: Role, pin: bool, force: bool) -> dict[str, Any] | None:
+        """None: there is no such worker."""
+        c = self._controller
+        now_s = c.clock.now()
+        snapshot = c.collector.snapshot(now_s, c.moves.open_moves())
+        view = next((v for v in snapshot.workers if v.name == worker), None)
+        if view is None:
+            return None
+        judged = pinned(snapshot, worker, role) if pin else snapshot
+        trigger = Trigger.PIN if pin else Trigger.MANUAL
+
+        def judge(forced: bool) -> Refusal | None:
+            return self._refusal(judged, Flip(worker, view.role, role, trigger, forced=forced), now_s)
+
+        return preview(snapshot, view, role, self._policy, judge, force)
+
+    def _refusal(self, snapshot: Snapshot, flip: Flip, now_s: float) -> Refusal | None:
+        """The first rule that refuses a move that a person wants, now or by a pin."""
+        c = self._controller
+        if (refusal := self._forbidden(flip.worker, now_s)) is not None:
+            return refusal
+        if c.dispatcher.too_early(now_s):
+            wait_s = self._policy.first_flip_after_s
+            told = f"the controller has just started; no move within its first {wait_s:g} s"
+            return Refusal(flip.worker, Rule.BACKOFF, told)
+        return refusal_of(snapshot, derive(snapshot, c.targets), c.memory, flip, self._policy, now_s, c.targets)
 
     async def cancel(self, move_id: str, reason: str, actor: str) -> TransitionRow:
         c = self._controller
@@ -114,21 +136,29 @@ class Operator:
         return row
 
     async def pause(
-        self, reason: str, ttl_s: float, actor: str, roll_back: bool = False, expected_version: int | None = None
+        self,
+        reason: str,
+        ttl_s: float,
+        actor: str,
+        roll_back: bool = False,
+        expected_version: int | None = None,
+        everywhere: bool = False,
     ) -> PauseRow:
         """Nothing new begins. Open moves finish, or with `roll_back` go back: from the switch on it is too late for that."""
         c = self._controller
         wall_s = c.clock.wall()
-        row = await self._store.set_pause(PauseRow(reason, actor, wall_s, wall_s + ttl_s), expected_version)
+        row = await self._store.set_pause(
+            PauseRow(reason, actor, wall_s, wall_s + ttl_s, everywhere=everywhere), expected_version
+        )
         c.collector.hold_pause(row)
         for move in c.moves.open_moves() if roll_back else ():
             with contextlib.suppress(NotFound, Conflict):  # it has ended meanwhile
                 await c.moves.cancel(move.id, f"{actor} paused: {reason}")
         return row
 
-    async def resume(self, actor: str, expected_version: int | None = None) -> PauseRow | None:
-        row = await self._store.drop_pause(expected_version)
-        self._controller.collector.release_pause()
+    async def resume(self, actor: str, expected_version: int | None = None, everywhere: bool = False) -> PauseRow | None:
+        row = await self._store.drop_pause(expected_version, everywhere)
+        self._controller.collector.release_pause(everywhere)
         return row
 
     def _known(self, worker: str) -> Worker:
@@ -138,17 +168,20 @@ class Operator:
         return w
 
     def _permitted(self, worker: str, now_s: float) -> None:
+        if (refusal := self._forbidden(worker, now_s)) is not None:
+            raise GuardRefused(refusal)
+
+    def _forbidden(self, worker: str, now_s: float) -> Refusal | None:
+        """What forbids any move or grant, whatever the fleet looks like."""
         c = self._controller
         pause = c.collector.pause(now_s)
         if c.collector.mode is Mode.ADVISORY:
-            raise GuardRefused(Refusal(worker, Rule.ADVISORY, "advisory mode sends no command; set mode: active to act"))
+            return Refusal(worker, Rule.ADVISORY, "advisory mode sends no command; set mode: active to act")
         if pause is not None:
-            raise GuardRefused(Refusal(worker, Rule.PAUSED, f"paused by {pause.actor} ({pause.reason}); resume first"))
+            return Refusal(worker, Rule.PAUSED, f"paused by {pause.actor} ({pause.reason}); resume first")
         if not c.leadership.permitted(now_s):
-            raise GuardRefused(Refusal(worker, Rule.NOT_LEADER, c.leadership.trouble or "leadership has lapsed"))
+            return Refusal(worker, Rule.NOT_LEADER, c.leadership.trouble or "leadership has lapsed")
         if not c.permission(now_s).durable:
-            raise GuardRefused(
-                Refusal(
-                    worker, Rule.DATABASE_DOWN, self._store.trouble or self._store.low or "the database does not take records"
-                )
-            )
+            told = self._store.trouble or self._store.low or "the database does not take records"
+            return Refusal(worker, Rule.DATABASE_DOWN, told)
+        return None

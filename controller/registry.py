@@ -64,6 +64,7 @@ class Worker:
     fleet_why: str = ""  # why it may not flip beside the others
     prefill_start: str = ""  # the start of its engine in which it was seen as a prefill worker
     notes: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)  # where readings were found; empty: at the plugin
     skew_s: float | None = None
     rejected: Counter[tuple[str, UnknownWhy]] = field(default_factory=Counter)
     pinned_role: Role | None = None
@@ -436,7 +437,7 @@ class Registry:
             return False
         now_s, wall_s = self._clock.now(), self._clock.wall()
         w.seq, w.heard_s, w.seen_wall_s, w.skew_s = sample.seq, now_s, wall_s, sample.wall_s - wall_s
-        w.engine_state, w.notes, w.dirty = sample.engine_state, sample.notes, True
+        w.engine_state, w.notes, w.sources, w.dirty = sample.engine_state, sample.notes, sample.sources, True
         if sample.flippable is not None:
             self._flippable(w, sample.flippable, sample.not_flippable_why)
         if not w.answers:

@@ -29,6 +29,7 @@ from controller.store.queries import Queries
 from controller.store.space import Space
 from controller.store.writes import Store
 from controller.succession import Succession
+from controller.tracing import tracing_of
 from fluidpd.cost import CostModel, parse_cost_table
 
 TABLE = "h100_h200.json"
@@ -87,7 +88,10 @@ async def _running(settings: ControllerSettings, cost: CostModel, shown: str) ->
         reader = make_engine(url, read_only=True, limits=limits)
         opened.push_async_callback(reader.dispose)
         queries = Queries(reader, settings.identity.scope)
-        yield Succession(settings, store, queries, cost, Clock(), settings.server.advertise or shown)
+        tracing = tracing_of(settings)
+        if tracing is not None:
+            opened.push_async_callback(asyncio.to_thread, tracing.close)
+        yield Succession(settings, store, queries, cost, Clock(), settings.server.advertise or shown, tracing)
 
 
 def _space(settings: ControllerSettings) -> Space | None:

@@ -14,14 +14,16 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from controller.settings_source import ConfigError, build
+from controller.settings_alerting import AlertingSettings, ModelSlo, unreachable_said
+from controller.settings_source import ConfigError, Sourced, build
 from fluidpd.addresses import Allowed, Refused, plain
+from fluidpd.logs import LogSettings
 from fluidpd.names import Mode
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.record import Scope
 from fluidpd.slo import SloTargets
 
-__all__ = ["ConfigError", "ControllerSettings", "load_settings", "redacted", "schema"]
+__all__ = ["ConfigError", "ControllerSettings", "load_settings", "redacted", "schema", "with_sources"]
 
 _USER_ONLY = re.compile(r"^postgres[^:]*://[^:@/]+@")
 SECRET_FILES = ("tokens_file", "fleet_secret_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file")
@@ -152,6 +154,11 @@ class SecuritySettings(_Section):
     failed_tokens_per_minute: int = Field(
         default=30, ge=1, le=100_000, description="requests without a good token, from one address, before it is told to wait"
     )
+    session_s: int = Field(default=28_800, ge=60, le=604_800, description="a login at the dashboard ends after this")
+    logins_per_minute: int = Field(
+        default=5, ge=1, le=1_000, description="failed logins from one address before it is told to wait"
+    )
+    all_logins_per_minute: int = Field(default=60, ge=1, le=100_000, description="failed logins from everywhere")
 
     @field_validator("allowed_workers")
     @classmethod
@@ -192,7 +199,17 @@ class RetentionSettings(_Section):
         }
 
 
-class ControllerSettings(_Section):
+class TracingSettings(_Section):
+    endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://\S+$",
+        max_length=300,
+        description="OTLP over HTTP, as http://collector:4318/v1/traces, for a trace of each role move; none: no traces",
+    )
+    timeout_s: float = Field(default=5.0, gt=0, le=60, description="longest wait for the collector; nothing else waits for it")
+
+
+class ControllerSettings(_Section, Sourced):
     mode: Mode = Field(default=Mode.ACTIVE, description="advisory decides and records, and sends nothing")
     server: ServerSettings = Field(default_factory=ServerSettings)
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
@@ -203,6 +220,10 @@ class ControllerSettings(_Section):
     cost: CostSettings = Field(default_factory=CostSettings)
     security: SecuritySettings = Field(default_factory=SecuritySettings)
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
+    slo_models: tuple[ModelSlo, ...] = Field(default=(), max_length=100, description="objectives of single models")
+    alerting: AlertingSettings = Field(default_factory=AlertingSettings)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
 
     @property
     def is_loopback(self) -> bool:
@@ -238,6 +259,14 @@ def load_settings(
         raise ConfigError(
             f"policy.guard_s ({settings.policy.guard_s}) must be below slo.tbt_s ({settings.slo.tbt_s}): a step needs time too"
         )
+    if settings.alerting.unreachable_factors == "refuse":
+        said = unreachable_said("slo.", settings.slo)
+        said += [s for m in settings.slo_models for s in unreachable_said(f"slo_models {m.name} ", m.over(settings.slo))]
+        if said:
+            raise ConfigError("\n".join(said) + ". (alerting.unreachable_factors: derive does that.)")
+    for number, receiver in enumerate(settings.alerting.receivers):
+        for name in ("url_file", "secret_file"):
+            _readable(getattr(receiver, name), f"alerting.receivers.{number}.{name}")
     for field in SECRET_FILES:
         _readable(getattr(settings.security, field), f"security.{field}")
     _readable(settings.database.password_file, "database.password_file")
@@ -269,3 +298,15 @@ def redacted(settings: ControllerSettings) -> dict[str, Any]:
     if settings.router.url is not None:
         shown["router"]["url"] = re.sub(r"(?<=://)[^/@]*@", "***@", settings.router.url)
     return shown
+
+
+def with_sources(settings: ControllerSettings) -> list[dict[str, Any]]:
+    """Each setting as it may be shown: key, value, the default, and which line, variable or flag set it."""
+    shown, defaults = redacted(settings), redacted(ControllerSettings())
+    found = []
+    for section, values in shown.items():
+        for key, value in values.items() if isinstance(values, dict) else (("", values),):
+            name = f"{section}.{key}" if key else section
+            default = defaults[section][key] if key else defaults[section]
+            found.append({"key": name, "value": value, "default": default, "source": settings._sources.get(name, "default")})
+    return found

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, PrivateAttr, ValidationError
 
 PREFIX = "FLUIDPD_"
 OTHER_PROCESSES = ("sidecar", "dashboard", "emulator", "demo", "plugin")  # their sections may stand in the same environment
@@ -34,6 +34,18 @@ _PASSWORD = re.compile(r"://[^/@\s]*@")
 
 Loc = tuple[str, ...]
 M = TypeVar("M", bound=BaseModel)
+
+
+class Sourced(BaseModel):
+    """Settings that remember where each of them came from: "a.yaml, line 3" by "section.key". What is not there is a default."""
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        """Where a value came from is no part of it."""
+        return isinstance(other, type(self)) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class ConfigError(Exception):
@@ -58,10 +70,13 @@ def build(model: type[M], path: Path | None, env: Mapping[str, str], overrides: 
             del merged[key]  # a section whose keys are all commented out
     try:
         # As JSON: names may stand for enums and lists for tuples, but text is never taken for a number.
-        return model.model_validate_json(json.dumps(merged, default=str))
+        made = model.model_validate_json(json.dumps(merged, default=str))
     except ValidationError as error:
         faults = [_fault(model, e, where, path) for e in error.errors(include_url=False)]
         raise ConfigError("\n".join(dict.fromkeys(faults))) from None
+    if isinstance(made, Sourced):
+        made._sources.update({".".join(loc): place for loc, place in where.items()})
+    return made
 
 
 def overridden(base: M, words: Mapping[str, str]) -> M:

@@ -90,6 +90,7 @@ class Standby:
             engines=(),
             requests_total=None,
             requests_good=None,
+            login=s.security.tokens_file is not None,
         )
         said = (self.trouble,) if self.trouble else (base.banner, "" if address else self.leads)
         epoch = row.epoch if row is not None else base.epoch
@@ -107,6 +108,9 @@ class Standby:
     async def request_move(self, worker: str, role: Role, reason: str, actor: str, force: bool) -> TransitionRow:
         self._refuse(worker)
 
+    def preview(self, worker: str, role: Role, pin: bool, force: bool) -> dict[str, Any] | None:
+        self._refuse(worker)
+
     async def cancel_move(self, id: str, reason: str, actor: str) -> TransitionRow:
         self._refuse()
 
@@ -122,11 +126,19 @@ class Standby:
         self._refuse(worker)
 
     async def set_pause(
-        self, reason: str, ttl_s: float, actor: str, roll_back: bool = False, expected_version: int | None = None
+        self,
+        reason: str,
+        ttl_s: float,
+        actor: str,
+        roll_back: bool = False,
+        expected_version: int | None = None,
+        everywhere: bool = False,
     ) -> PauseRow:
         self._refuse()
 
-    async def resume(self, actor: str, reason: str, expected_version: int | None = None) -> PauseRow | None:
+    async def resume(
+        self, actor: str, reason: str, expected_version: int | None = None, everywhere: bool = False
+    ) -> PauseRow | None:
         self._refuse()
 
     async def deregister(self, worker: str) -> bool:

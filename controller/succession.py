@@ -11,19 +11,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
+from controller.alerting.engine import Alerting
 from controller.app import create_app
 from controller.clock import Clock
 from controller.jobs import Jobs
 from controller.leadership import Leadership
 from controller.loop import Controller
 from controller.routers.sglang_router import SglangRouter
+from controller.security.sessions import Sweep
+from controller.security.tokens import book_of
 from controller.settings import ControllerSettings
 from controller.standby import LOOK_EVERY_S, Standby, standby_link
 from controller.store.engine import StoreUnavailable
 from controller.store.lease import LeadershipHeld
 from controller.store.queries import Queries
+from controller.store.sessions import Sessions
 from controller.store.writes import Store
 from controller.stream import Hub
+from controller.tracing import Tracing
 from fluidpd.cost import CostModel
 
 log = logging.getLogger(__name__)
@@ -39,10 +44,19 @@ class Succession:
     """An ASGI application: the standby's or the leader's, whichever it is now."""
 
     def __init__(
-        self, settings: ControllerSettings, store: Store, queries: Queries, cost: CostModel, clock: Clock, address: str
+        self,
+        settings: ControllerSettings,
+        store: Store,
+        queries: Queries,
+        cost: CostModel,
+        clock: Clock,
+        address: str,
+        tracing: Tracing | None = None,
     ) -> None:
         self._settings, self._store, self._queries = settings, store, queries
         self._cost, self._clock, self._address = cost, clock, address
+        self._book = book_of(settings.security.tokens_file)
+        self._tracing = tracing
         self._app: Any = None
         self._hub: Hub | None = None
         self._task: asyncio.Task[None] | None = None
@@ -125,7 +139,9 @@ class Succession:
         hub = Hub()
         standby = Standby(self._settings, self._store, self._queries, hub, self._clock)
         await standby.look()
-        self._answer_with(create_app(self._settings, standby, self._store, self._queries, hub, link=standby_link(standby)), hub)
+        link = standby_link(standby)
+        app = create_app(self._settings, standby, self._store, self._queries, hub, link=link, book=self._book)
+        self._answer_with(app, hub)
         yield standby
 
     async def _lead(self, leadership: Leadership) -> None:
@@ -139,13 +155,22 @@ class Succession:
                 router = SglangRouter(s.router.url, clock=self._clock, health_wait_s=s.router.health_wait_s)
                 opened.push_async_callback(router.close)
             hub = Hub()
-            controller = Controller(s, self._store, router, self._cost, self._clock, hub, leadership)
+            if self._tracing is not None:
+                hub.tap(self._tracing.observe)
+            controller = Controller(s, self._store, router, self._cost, self._clock, hub, leadership, self._book)
             opened.push_async_callback(controller.stop)
+            alerting = Alerting(
+                s, controller, controller.slo_counts, self._store, self._queries, self._clock, may_act=controller.leads
+            )
+            await alerting.begin()  # before a worker is heard: counting goes on from where the last leader was
+            opened.push_async_callback(alerting.stop)
             await controller.start()
-            jobs = Jobs(controller, self._store, hub, s.retention, wall=self._clock.wall, now=self._clock.now)
+            alerting.start()
+            sweep = Sweep(Sessions(self._store), self._book, self._clock.wall) if self._book is not None else None
+            jobs = Jobs(controller, self._store, hub, s.retention, wall=self._clock.wall, now=self._clock.now, sweep=sweep)
             jobs.start()
             opened.push_async_callback(jobs.stop)
-            self._answer_with(create_app(s, controller, self._store, self._queries, hub), hub)
+            self._answer_with(create_app(s, controller, self._store, self._queries, hub, alerting=alerting, book=self._book), hub)
             log.info("leading with epoch %d", leadership.epoch)
             if not self._store.is_shared:
                 await asyncio.Event().wait()  # the file has one owner: who lost it to a hand at the row does not fight for it

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from controller.metric_set import OF_THE_PROCESS
+from fluidpd.metric import observed
 from fluidpd.slo import nearest_rank
 
 _KEPT = 4096
@@ -21,6 +23,7 @@ class TickStats:
         self.failed = 0
         self.overruns = 0
         self.last_success_wall_s: float | None = None
+        self.durations = observed(next(s for s in OF_THE_PROCESS if s.name == "fluidpd_tick_duration_seconds"))
         self._judge_s: deque[float] = deque(maxlen=_KEPT)
         self._whole_s: deque[float] = deque(maxlen=_KEPT)
         self._late_s: deque[float] = deque(maxlen=_KEPT)
@@ -28,6 +31,7 @@ class TickStats:
     def add(self, judge_s: float, whole_s: float, wall_s: float) -> None:
         self.ticks += 1
         self.last_success_wall_s = wall_s
+        self.durations.observe(judge_s)
         self._judge_s.append(judge_s)
         self._whole_s.append(whole_s)
 

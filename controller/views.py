@@ -16,7 +16,7 @@ from fluidpd.policy.guards import pair_broken
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.record import TransitionRow
 from fluidpd.slo import SloTargets
-from fluidpd.telemetry import Known, value_of
+from fluidpd.telemetry import BOUNDS, value_of
 
 THRESHOLDS = ("prefill_idle", "prefill_stop", "prefill_over", "prefill_high", "decode_idle", "decode_low", "decode_high")
 
@@ -27,30 +27,6 @@ def thresholds(policy: PolicySettings) -> dict[str, float]:
 
 def targets(slo: SloTargets, policy: PolicySettings) -> dict[str, float]:
     return {"ttft_s": slo.ttft_s, "tbt_s": slo.tbt_s, "guard_s": policy.guard_s, "joint_objective": slo.joint_objective}
-
-
-class Totals:
-    """Requests judged, over all workers: rises through restarts of workers, as counters that fell are counted from zero."""
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[str, str], float] = {}
-        self._sum: dict[str, float] = {}
-
-    def add(self, registry: Registry) -> None:
-        for w in registry:
-            for name in ("requests_total", "requests_good_total"):
-                reading = getattr(w.readings, name)
-                if isinstance(reading, Known):
-                    last = self._last.get((w.name, name), 0.0)
-                    grown = reading.value - last if reading.value >= last else reading.value
-                    self._sum[name] = self._sum.get(name, 0.0) + grown
-                    self._last[w.name, name] = reading.value
-
-    def forget(self, worker: str) -> None:
-        self._last = {key: value for key, value in self._last.items() if key[0] != worker}
-
-    def of(self, name: str) -> float | None:
-        return self._sum.get(name)
 
 
 def worker_view(
@@ -110,6 +86,7 @@ def worker_view(
         "node": hello.node if hello else (w.row.node if w.row else ""),
         "clock_skew_s": w.skew_s,
         "unknown": list(r.unknown_names()),
+        "sources": {name: w.sources[name][:120] for name in BOUNDS if name in w.sources},
         "rejected": {f"{name}:{why}": count for (name, why), count in w.rejected.items()},
         "warnings": list(w.warnings()),
     }

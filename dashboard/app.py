@@ -13,42 +13,33 @@ from dataclasses import dataclass, field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import Scope as AsgiScope
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
 
-from dashboard import urls
-from dashboard.assets import STATIC_DIR, load_assets
+from dashboard import urls, visitor
+from dashboard.acting import Acting
+from dashboard.assets import Files, load_assets
 from dashboard.controller_client import Controller
-from dashboard.pages import actions, overview, pressure
+from dashboard.explore import Explore
+from dashboard.gate import Gate
+from dashboard.login import Login
+from dashboard.pages import badges, nav, overview, pressure, slo
 from dashboard.pages.actions import Note, Typed
+from dashboard.pages.frame import Frame, frame
+from dashboard.promql import External
 from dashboard.pulse import Pulse
 from dashboard.reading import Reads, Records, StoreUnreadable
-from dashboard.rendering import render
-from dashboard.security import CSRF_FIELD, SESSION_COOKIE, Doorman, Forms
+from dashboard.rendering import View, render
+from dashboard.results import Results
+from dashboard.security import Doorman, Forms
 from dashboard.settings import OPEN, DashboardSettings
-from dashboard.urls import Window
+from dashboard.steering import Steering
+from dashboard.urls import Asked
+from fluidpd.record import Scope
 
 THEME_COOKIE = "fluidpd_theme"
-MAX_FORM_BYTES = 16 * 1024
-NOTES_KEPT = 500
-ACTIONS: dict[str, tuple[str, Callable[[Controller, dict[str, str]], Awaitable[Note]]]] = {
-    urls.PIN: ("pin", actions.pin),
-    urls.UNPIN: ("unpin", actions.unpin),
-    urls.PAUSE: ("pause", actions.pause),
-    urls.RESUME: ("resume", actions.resume),
-}
-
-
-class Immutable(StaticFiles):
-    """Files whose address carries their digest: a browser may keep them."""
-
-    def file_response(self, full_path: str, stat_result: object, scope: AsgiScope, status_code: int = 200) -> Response:  # type: ignore[override]
-        response = super().file_response(full_path, stat_result, scope, status_code)  # type: ignore[arg-type]
-        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
-        return response
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +51,17 @@ class Shown:
     status: int = 200
 
 
+def theme_of(request: Request) -> str:
+    """The reader's choice; empty: their system's."""
+    chosen = request.cookies.get(THEME_COOKIE, "")
+    return chosen if chosen in ("light", "dark") else ""
+
+
+def open_to_all(settings: DashboardSettings) -> str:
+    """The sentence for every page; empty where all is guarded."""
+    return OPEN.format(host=settings.host) if settings.insecure_no_auth else ""
+
+
 class Site:
     """The handlers, with what they share."""
 
@@ -67,94 +69,121 @@ class Site:
         self.settings = settings
         self.client = client
         self.wall = wall
-        self.records = Records(queries, wall, insecure=OPEN.format(host=settings.host) if settings.is_open else "")
+        self.records = Records(queries, wall, insecure=open_to_all(settings))
         self.pulse = Pulse(client, wall, settings.poll_s, settings.max_streams)
-        self.forms = Forms()
-        self.assets = load_assets()
-        self._notes: dict[str, Note] = {}
+        self.forms = Forms(is_https=settings.is_https)
+        self.assets, self.files = load_assets(), Files()
+        self.login = Login(client, self.records, self.forms, self.assets, theme_of, wall)
+        self.steering = Steering(self)
+        self.acting = Acting(client, self.records, self.forms, wall, self.steering.refused)
 
-    def window(self, request: Request) -> Window:
-        return Window.of(request.query_params, self.wall())
+    def asked(self, request: Request, own: tuple[str, ...] = ()) -> Asked:
+        """The page's state as its URL tells it. `own` names parameters of this page alone: sort, filter."""
+        return Asked.of(request.query_params, self.wall(), own, self.pages(request))
+
+    def pages(self, request: Request) -> frozenset[str]:
+        """The addresses this app has."""
+        return frozenset(route.path for route in request.app.routes if isinstance(route, Route))
+
+    async def frame(self, request: Request, asked: Asked, *, page: str, title: str, has_time: bool = True) -> Frame:
+        """What stands around a page. `page` is its key in nav.py. Raises StoreUnreadable."""
+        seen = await badges.read(self.records, self.settings.stale_after_s)
+        return self._frame(request, asked, page, title, seen, has_time)
+
+    def _frame(
+        self, request: Request, asked: Asked, page: str, title: str, seen: badges.BadgesView | None, has_time: bool
+    ) -> Frame:
+        scope = self.settings.scope
+        return frame(
+            asked,
+            page=page,
+            path=request.url.path if request.method == "GET" else urls.OVERVIEW,
+            title=title,
+            theme=theme_of(request),
+            assets=self.assets,
+            entries=nav.shown(self.pages(request)),
+            badges=seen,
+            where="" if scope == Scope() else " · ".join((scope.cluster, scope.model, scope.pool)),
+            has_time=has_time,
+        )
+
+    def unreadable(self, request: Request, error: StoreUnreadable) -> Response:
+        remedy = "Check database_url; a new database needs `fluidpd db upgrade`. This page tries again every 5 seconds."
+        around = self._frame(request, self.asked(request), "", "Records unreadable", None, False)
+        return HTMLResponse(render(overview.ErrorPage(around, str(error), remedy)), 503, headers={"Retry-After": "5"})
+
+    async def answer(self, request: Request, make: Callable[[], Awaitable[View]], status: int = 200) -> Response:
+        """The page that `make` builds, or the one that says why the records cannot be read."""
+        try:
+            async with self.records.one_moment():
+                view = await make()
+        except StoreUnreadable as error:
+            return self.unreadable(request, error)
+        return HTMLResponse(render(view), status)
 
     async def overview(self, request: Request) -> Response:
-        session, _ = self.forms.session_of(request)
-        asked = request.query_params.get("pin", "")
-        typed = Typed("pin", {"worker": f":{asked}"}) if asked else Typed()
-        return await self.show(request, self.window(request), Shown(self._notes.pop(session, None), typed))
+        pin = request.query_params.get("pin", "")
+        typed = Typed("pin", {"worker": f":{pin}"}) if pin else Typed()
+        return await self.show(request, self.asked(request, overview.OWN), Shown(self.acting.note(request), typed))
 
-    async def show(self, request: Request, window: Window, shown: Shown) -> Response:
-        session, is_new = self.forms.session_of(request)
-        theme = request.cookies.get(THEME_COOKIE, "")
-        theme = theme if theme in ("light", "dark") else ""
-        try:
-            view = await overview.page(
+    async def show(self, request: Request, asked: Asked, shown: Shown) -> Response:
+        async def make() -> View:
+            around = await self.frame(request, asked, page="overview", title="")
+            return await overview.page(
                 self.records,
-                window,
-                scope=self.settings.scope,
+                asked,
+                around,
                 stale_after_s=self.settings.stale_after_s,
-                assets=self.assets,
-                theme=theme,
-                csrf=self.forms.token(session),
+                csrf=visitor.current().csrf,
                 note=shown.note,
                 typed=shown.typed,
             )
-        except StoreUnreadable as error:
-            remedy = "Check database_url; a new database needs `fluidpd db upgrade`. This page tries again every 5 seconds."
-            broken = overview.ErrorPage("Records unreadable · FluidPD", theme, self.assets, str(error), remedy)
-            return HTMLResponse(render(broken), 503, headers={"Retry-After": "5"})
-        answer = HTMLResponse(render(view), shown.status)
-        if is_new:
-            secure = request.url.scheme == "https"
-            answer.set_cookie(SESSION_COOKIE, session, httponly=True, samesite="strict", secure=secure, path="/")
-        return answer
+
+        return await self.answer(request, make, shown.status)
 
     async def part(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in overview.PARTS:
             raise HTTPException(404, "no such part")
+        asked = self.asked(request, overview.OWN)
         try:
-            return HTMLResponse(await overview.part(name, self.records, self.window(request), self.settings.stale_after_s))
+            async with self.records.one_moment():
+                return HTMLResponse(await overview.part(name, self.records, asked, self.settings.stale_after_s))
         except StoreUnreadable as error:
             return PlainTextResponse(str(error), 503)
 
+    async def slo(self, request: Request) -> Response:
+        asked = self.asked(request)
+
+        async def make() -> View:
+            around = await self.frame(request, asked, page="slo", title="SLO & alerts")
+            return await slo.page(self.records, asked, around)
+
+        return await self.answer(request, make)
+
     async def pressure_data(self, request: Request) -> Response:
-        since = request.query_params.get("since", "")
+        told = {k: int(v[:12]) for k, v in request.query_params.items() if k in ("since", "px") and v.isdecimal()}
+        asked = self.asked(request, overview.OWN)
+        compare = asked.own.get("compare") == "before"
         try:
-            data = await pressure.read_data(self.records, self.window(request), int(since[:12]) if since.isdecimal() else None)
+            async with self.records.one_moment():
+                data = await pressure.read_data(self.records, asked.window, told.get("since"), told.get("px", 450), compare)
         except StoreUnreadable as error:
             return PlainTextResponse(str(error), 503)
         return JSONResponse(data)
 
-    async def stream(self, _request: Request) -> Response:
+    async def stream(self, request: Request) -> Response:
         if self.pulse.is_full:
             return PlainTextResponse("All live connections are taken; this page polls instead.", 503)
-        return StreamingResponse(self.pulse.lines(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        lines = self.pulse.lines((request.headers.get("last-event-id") or request.query_params.get("last", ""))[:64])
+        headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache, no-transform"}
+        return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
 
-    async def act(self, request: Request) -> Response:
-        kind, handler = ACTIONS[request.url.path]
-        form = await self._form(request)
-        refusal = self.forms.refusal(request, form.pop(CSRF_FIELD, ""))
-        if refusal is not None:
-            return PlainTextResponse(refusal + "\n", 403)
-        note = await handler(self.client, form)
-        window = Window.of(form, self.wall())
-        self.records.forget()
-        if note.problem is not None:
-            return await self.show(request, window, Shown(note, Typed(kind, form), note.problem.status))
-        if len(self._notes) >= NOTES_KEPT:
-            self._notes.clear()
-        self._notes[self.forms.session_of(request)[0]] = note
-        # See other: a reload of the page must not repeat the action.
-        return RedirectResponse(urls.with_query(urls.OVERVIEW, range=window.range), 303)
-
-    async def _form(self, request: Request) -> dict[str, str]:
-        length = request.headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > MAX_FORM_BYTES:
-            raise HTTPException(413, "A form of this page is smaller, and says how long it is.")
-        if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
-            raise HTTPException(415, "Use the page's own forms.")
-        async with request.form() as form:
-            return {k: v for k, v in form.items() if isinstance(v, str)}
+    async def static(self, request: Request) -> Response:
+        found = self.files.answer(request.path_params["name"], "gzip" in request.headers.get("accept-encoding", ""))
+        if found is None:
+            raise HTTPException(404, "no such file")
+        return found
 
     async def health(self, _request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -176,13 +205,23 @@ def create_app(
             Route(urls.OVERVIEW, site.overview),
             Route(urls.PART, site.part),
             Route(urls.PRESSURE_DATA, site.pressure_data),
+            Route(urls.SLO, site.slo),
             Route(urls.STREAM, site.stream),
             Route(urls.HEALTH, site.health),
-            *(Route(path, site.act, methods=["POST"]) for path in ACTIONS),
-            Mount(urls.STATIC, Immutable(directory=STATIC_DIR)),
+            *Explore(site, External(settings.prometheus_url, settings.grafana_url), Results(settings.results_folder)).routes(),
+            *site.login.routes(),
+            *site.acting.routes(),
+            *site.steering.routes(),
+            Route(urls.STATIC + "/{name:path}", site.static),
         ],
-        middleware=[Middleware(Doorman, allowed_hosts=settings.allowed_hosts)],
+        middleware=[
+            Middleware(Doorman, allowed_hosts=settings.allowed_hosts, is_https=settings.is_https),
+            Middleware(Gate, settings=settings, records=site.records, forms=site.forms, unreadable=site.unreadable),
+            # Beside secrets this is safe: the session cookie is SameSite=Strict, so no foreign page gets an answer with one.
+            Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5),
+        ],
         lifespan=lifespan,
     )
     app.state.end_streams = site.pulse.end_streams
+    app.state.streams = site.pulse.open_streams
     return app

@@ -6,22 +6,68 @@ Never fetches anything: all of it lies in this package.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from starlette.responses import Response
+
 from dashboard import urls
 
 STATIC_DIR = Path(__file__).parent / "static"
-PAGE_FILES = ("app.css", "live.js", "chart.js", "vendor/htmx.min.js", "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css")
+PAGE_FILES = (
+    "app.css",
+    "views.css",
+    "people.css",
+    "slo.css",
+    "keys.js",
+    "shell.js",
+    "stream.js",
+    "live.js",
+    "chart.js",
+    "details.css",
+    "details.js",
+    "vendor/htmx.min.js",
+    "vendor/uPlot.iife.min.js",
+    "vendor/uPlot.min.css",
+)
+
+
+KINDS = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 
 
 @dataclass(frozen=True, slots=True)
 class Asset:
     url: str
     integrity: str
+
+
+class Files:
+    """The files as they were when the process started, whatever an upgrade has done to the disk since: pages name their digests.
+
+    Compressed once. Their addresses carry the digest, so a browser may keep them for ever.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[bytes, bytes, str]] = {}
+        for path in sorted(STATIC_DIR.rglob("*")):
+            if path.suffix in KINDS:
+                plain = path.read_bytes()
+                packed = gzip.compress(plain, 9, mtime=0)
+                self._kept[path.relative_to(STATIC_DIR).as_posix()] = (plain, packed, KINDS[path.suffix])
+
+    def answer(self, name: str, accepts_gzip: bool) -> Response | None:
+        """None where there is no such file."""
+        if name not in self._kept:
+            return None
+        plain, packed, kind = self._kept[name]
+        headers = {"Cache-Control": "public, max-age=31536000, immutable", "Content-Type": kind, "Vary": "Accept-Encoding"}
+        if accepts_gzip:
+            headers["Content-Encoding"] = "gzip"
+        return Response(packed if accepts_gzip else plain, headers=headers)
 
 
 def sha384(path: Path) -> str:

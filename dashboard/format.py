@@ -209,6 +209,10 @@ def minute(wall_s: float) -> str:
     return f"{datetime.fromtimestamp(wall_s, UTC):%H:%M}Z"
 
 
+def day_minute(wall_s: float) -> str:
+    return f"{datetime.fromtimestamp(wall_s, UTC):%m-%d %H:%M}Z"
+
+
 def iso(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,11 +19,14 @@ CALM_EVENTS = frozenset({"", "message", "status", "tick", "indices", "workers"})
 SPACING_S = 0.25
 RECONNECT_S = 2.0
 HEARTBEAT_S = 15.0
+KEPT = 900  # a quarter of an hour of beats: nobody who was away for longer wants them one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Nudge:
-    id: int
+    """`id` is `<start of this process>-<number>`: one of an earlier process is recognised as such."""
+
+    id: str
     wall_s: float
     source: str  # controller, or database while the controller's stream is away
     events: tuple[str, ...]
@@ -50,6 +54,11 @@ class Pulse:
         self._seen: list[str] = []
         self._urgent = asyncio.Event()
         self._count = 0
+        self._boot = f"{int(wall() * 1000):x}"
+        self._kept: deque[tuple[int, tuple[str, ...]]] = deque(maxlen=KEPT)
+
+    def open_streams(self) -> int:
+        return len(self._streams)
 
     @property
     def is_full(self) -> bool:
@@ -70,10 +79,12 @@ class Pulse:
             if not self._streams:
                 await self.aclose()
 
-    async def lines(self) -> AsyncIterator[str]:
-        """The stream one page reads."""
+    async def lines(self, last_id: str = "") -> AsyncIterator[str]:
+        """The stream one browser reads. After a break (`last_id`) what was missed comes first, in one nudge or as a reset."""
         async with self.stream() as queue:
             yield "retry: 2000\n\n"
+            if missed := self._missed(last_id):
+                yield missed
             while True:
                 try:
                     nudge = await asyncio.wait_for(queue.get(), HEARTBEAT_S)
@@ -117,8 +128,24 @@ class Pulse:
         events = tuple(dict.fromkeys(self._seen))
         self._seen.clear()
         self._urgent.clear()
-        nudge = Nudge(self._count, self.wall(), "controller" if self.connected else "database", events)
+        self._kept.append((self._count, events))
+        nudge = Nudge(f"{self._boot}-{self._count}", self.wall(), "controller" if self.connected else "database", events)
         self._hand_out(nudge)
+
+    def _missed(self, last_id: str) -> str:
+        if not last_id:
+            return ""
+        boot, _, number = last_id.partition("-")
+        after = int(number) if number.isdecimal() and len(number) < 16 else -1
+        oldest = self._kept[0][0] if self._kept else self._count + 1
+        if boot != self._boot or not oldest - 1 <= after <= self._count:
+            # Of an earlier process, or too long ago: whoever shows something reads all of it anew.
+            return "event: reset\ndata: {}\n\n"
+        events = tuple(dict.fromkeys(e for count, names in self._kept if count > after for e in names))
+        if after == self._count:
+            return ""
+        source = "controller" if self.connected else "database"
+        return Nudge(f"{self._boot}-{self._count}", self.wall(), source, events).as_sse()
 
     def end_streams(self) -> None:
         """The process is going down: let every page go, so that nobody waits for anybody."""

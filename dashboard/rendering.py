@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from dashboard import format as fmt
+from dashboard import visitor
 
 
 class View(Protocol):
@@ -48,8 +49,16 @@ def make_environment() -> Environment:
         lstrip_blocks=True,
     )
     env.filters.update(
-        time=time_element, role=role_badge, pct=percent, user=user_text, seconds=fmt.seconds, quantity=fmt.quantity, iso=fmt.iso
+        time=time_element,
+        role=role_badge,
+        pct=percent,
+        user=user_text,
+        seconds=fmt.seconds,
+        quantity=fmt.quantity,
+        iso=fmt.iso,
+        minute=fmt.minute,
     )
+    env.globals["visitor"] = visitor.current
     return env
 
 

@@ -54,7 +54,7 @@ async def serve(settings: DashboardSettings) -> None:
     sock = listen(settings)
     engine = make_engine(address(settings.database_url, settings.database_password_file), read_only=True)
     client = ControllerClient(settings.controller_url, settings.token(), tls=settings.tls())
-    if settings.is_open:
+    if settings.insecure_no_auth:
         log.warning("%s", OPEN.format(host=settings.host))
     try:
         app = create_app(settings, Queries(engine, settings.scope), client)
@@ -65,6 +65,8 @@ async def serve(settings: DashboardSettings) -> None:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=2,
+            ssl_certfile=settings.tls_cert_file,
+            ssl_keyfile=settings.tls_key_file,
         )
         server = uvicorn.Server(config)
         letting_go = asyncio.create_task(let_go(server, app.state.end_streams))

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from controller.store.engine import sqlite_path
 from fluidpd.record import Scope
 
 OPEN = "INSECURE: this dashboard at {host} is open to everyone who reaches it, and acts with its token"
@@ -30,15 +31,21 @@ class DashboardSettings(BaseSettings):
     database_url: str = Field(default="sqlite+aiosqlite:///var/fluidpd.db", description="opened read-only")
     database_password_file: Path | None = Field(default=None, description="holds the password of the user in database_url")
     controller_url: str = Field(default="http://127.0.0.1:8070", pattern=r"^https?://")
-    controller_token: SecretStr | None = Field(default=None, description="bearer token for the controller's API")
+    controller_token: SecretStr | None = Field(
+        default=None,
+        description="token for the controller's event stream: scope read is enough, people log in with theirs",
+    )
     controller_token_file: Path | None = None
     controller_ca_file: Path | None = Field(
         default=None, description="CA of the controller's certificate, where it is not a public one"
     )
     controller_cert_file: Path | None = Field(default=None, description="certificate to show to a controller that wants one")
     controller_key_file: Path | None = Field(default=None, description="its key")
+    tls_cert_file: Path | None = Field(default=None, description="serve https with this certificate")
+    tls_key_file: Path | None = Field(default=None, description="its key")
+    behind_https: bool = Field(default=False, description="a proxy in front speaks https: cookies are Secure and named __Host-")
     insecure_no_auth: bool = Field(
-        default=False, description="listen beyond loopback: the dashboard has no login, so anybody there acts with its token"
+        default=False, description="no login, also beyond loopback: whoever opens a page acts with the dashboard's token"
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=LOOPBACK_NAMES, description="names a browser may use for this page; add yours when it is not loopback"
@@ -49,6 +56,15 @@ class DashboardSettings(BaseSettings):
     stale_after_s: float = Field(default=2.0, gt=0, description="a status older than this puts up the banner")
     poll_s: float = Field(default=1.0, gt=0, description="how often pages refresh")
     max_streams: int = Field(default=64, gt=0, description="live connections; further pages poll instead")
+    results: Path | None = Field(
+        default=None, description="folder of results for the Replay page; default: results/ beside the SQLite file, or in var/"
+    )
+    prometheus_url: str = Field(
+        default="", pattern=r"^(https?://\S+)?$", description="Prometheus, as browsers reach it: pages open it at the time shown"
+    )
+    grafana_url: str = Field(
+        default="", pattern=r"^(https?://\S+)?$", description="a Grafana dashboard, as browsers reach it, likewise"
+    )
 
     @model_validator(mode="after")
     def _one_token(self) -> DashboardSettings:
@@ -58,17 +74,32 @@ class DashboardSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _guarded(self) -> DashboardSettings:
-        if self.is_open and not self.insecure_no_auth:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file go together: `fluidpd certs issue` makes both")
+        if self.is_open and not self.is_https and not self.insecure_no_auth:
             raise ValueError(
-                f"host {self.host} can be reached from other machines, and the dashboard has no login of its own: "
-                "whoever opens it acts with its token. Listen on 127.0.0.1 behind a proxy that asks who it is. "
-                "(insecure_no_auth: true starts it all the same, and says so on every page)"
+                f"host {self.host} can be reached from other machines, and a login over http can be read on the way. Set "
+                "tls_cert_file and tls_key_file, or listen on 127.0.0.1 behind a proxy with https and set behind_https: true. "
+                "(insecure_no_auth: true starts it all the same, without any login, and says so on every page)"
             )
         return self
 
     @property
+    def results_folder(self) -> Path:
+        """Where result files are looked for. It need not be there."""
+        if self.results is not None:
+            return self.results
+        database = sqlite_path(self.database_url)
+        return (database.parent if database is not None else Path("var")) / "results"
+
+    @property
+    def is_https(self) -> bool:
+        """Whether browsers reach it over https."""
+        return self.behind_https or self.tls_cert_file is not None
+
+    @property
     def is_open(self) -> bool:
-        """Whether anybody who reaches the port sees the fleet and may act on it."""
+        """Whether other machines can reach the port: then nobody sees a page without a login."""
         if self.host in LOOPBACK_NAMES:
             return False
         try:

@@ -79,6 +79,7 @@ class MoveOrder(WireModel):
     handoff_peers: tuple[HandoffPeer, ...] = ()
     stale_peers: tuple[StalePeer, ...] = ()  # every other sidecar that the controller knows
     natural_end_tokens: int = 32  # a request with at most this many tokens left ends here instead of moving
+    traceparent: str = Field(default="", max_length=64)  # the move's trace; empty: an older controller's
 
 
 class StepDone(WireModel):

@@ -189,3 +189,18 @@ class UnknownWhy(StrEnum):
     COUNTER_RESET = "counter_reset"
     STALE = "stale"
     UNREADABLE = "unreadable"
+
+
+class PageTrouble(StrEnum):
+    """Why a worker's metrics page, or a part of it, was not used. A value that was refused has an UnknownWhy instead."""
+
+    NO_ANSWER = "no_answer"
+    HTTP_STATUS = "http_status"
+    EMPTY = "empty"
+    HTML = "html"
+    NOT_TEXT = "not_text"
+    OVERSIZED = "oversized"
+    NO_METRIC = "no_metric"  # not one of an engine
+    MALFORMED_LINE = "malformed_line"
+    DUPLICATE_SERIES = "duplicate_series"
+    BAD_HISTOGRAM = "bad_histogram"

@@ -21,6 +21,9 @@ class Scope:
     pool: str = "default"
 
 
+EVERYWHERE = Scope("*", "*", "*")  # whose rows hold in every pool of the database; no fleet can have that name
+
+
 @dataclass(frozen=True, slots=True)
 class IndexSecond:
     """min/mean/max of one index over one second; None throughout = unknown in that second, drawn as a gap."""
@@ -49,6 +52,18 @@ class WorkerSecond:
     borrowed_tokens_total: float | None
     age_s: float | None
     lending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpan:
+    """A stretch of a worker's history in which role, state and lending stayed the same: [second, end_s)."""
+
+    worker: str
+    role: Role
+    state: WorkerState
+    lending: bool
+    second: int
+    end_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +179,14 @@ class PinRow:
 
 @dataclass(frozen=True, slots=True)
 class PauseRow:
+    """A person's word that nothing new begins: in one pool, or in every pool of the database."""
+
     reason: str
     actor: str
     created_wall_s: float
     expires_wall_s: float
     version: int = 1
+    everywhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +202,23 @@ class AuditRow:
     outcome: str  # done, refused, expired
     detail: str = ""
     reason: str = ""
+    address: str = ""  # where the person sat; "10.0.0.5 via 127.0.0.1" when a dashboard said so
+    token_id: str = ""
+    request_id: str = ""
+    before: Mapping[str, object] | None = None  # what stood; None: nothing, or not known
+    after: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A person who logged in at a dashboard. Its secret is nowhere: only the SHA-256 is kept."""
+
+    actor: str
+    token_id: str
+    scopes: tuple[str, ...]
+    address: str
+    created_wall_s: float
+    expires_wall_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +284,7 @@ class StatusRow:
     attention: tuple[str, ...] = ()  # workers of which less can be had than of others, and why: no trouble of the controller's
     leader: str = ""  # API of the controller that leads; empty when nobody does, or it did not say
     insecure: str = ""  # what stands open to anybody, in a sentence
+    login: bool = False  # the API wants tokens, so pages want a login
 
 
 def refusal_as_dict(refusal: Refusal) -> dict[str, object]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,8 +35,27 @@ def nearest_rank(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
+class Verdict(NamedTuple):
+    """Whether one request met each of its targets."""
+
+    ttft: bool
+    tbt: bool
+
+    @property
+    def both(self) -> bool:
+        return self.ttft and self.tbt
+
+
+FAILED = Verdict(ttft=False, tbt=False)
+
+
+def verdict(ttft_s: float | None, gaps_s: Sequence[float], targets: SloTargets) -> Verdict:
+    """On a completed request. One without a first token failed, and misses both: its client got nothing."""
+    if ttft_s is None:
+        return FAILED
+    return Verdict(ttft_s <= targets.ttft_s, not gaps_s or nearest_rank(gaps_s, 0.99) <= targets.tbt_s)
+
+
 def meets_slo(ttft_s: float | None, gaps_s: Sequence[float], targets: SloTargets) -> bool:
     """True iff a completed request met both targets. A request without a first token failed."""
-    if ttft_s is None or ttft_s > targets.ttft_s:
-        return False
-    return not gaps_s or nearest_rank(gaps_s, 0.99) <= targets.tbt_s
+    return verdict(ttft_s, gaps_s, targets).both

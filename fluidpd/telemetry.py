@@ -159,7 +159,8 @@ class Sample(WireModel):
     values: dict[str, Any] = Field(default_factory=dict)
     queue: tuple[WaitingPrompt, ...] | None = None  # oldest first; None = not known
     queue_total: int | None = None  # may exceed len(queue): the sample carries at most QUEUE_LIMIT prompts
-    notes: tuple[str, ...] = ()  # which source name matched, what was suspect
+    notes: tuple[str, ...] = ()  # what was suspect
+    sources: dict[str, str] = Field(default_factory=dict)  # reading -> the metric or answer it was found in; empty: the plugin's
 
 
 QUEUE_LIMIT = 256
@@ -213,8 +214,12 @@ class Readings:
     generated_tokens_total: Reading = MISSING
     prefilled_tokens_total: Reading = MISSING
     residual_p995_s: Reading = MISSING
-    requests_total: Reading = MISSING
+    requests_total: Reading = MISSING  # judged against both targets, where the client's stream is
     requests_good_total: Reading = MISSING
+    ttft_judged_total: Reading = MISSING  # judged against one target: the same requests, or an engine's own histogram of them
+    ttft_good_total: Reading = MISSING
+    tbt_judged_total: Reading = MISSING
+    tbt_good_total: Reading = MISSING
 
     def unknown_names(self) -> tuple[str, ...]:
         return tuple(f.name for f in fields(self) if isinstance(getattr(self, f.name), Unknown))
@@ -250,6 +255,10 @@ BOUNDS: Mapping[str, Bounds] = {
     "residual_p995_s": _SECONDS,
     "requests_total": _COUNTER,
     "requests_good_total": _COUNTER,
+    "ttft_judged_total": _COUNTER,
+    "ttft_good_total": _COUNTER,
+    "tbt_judged_total": _COUNTER,
+    "tbt_good_total": _COUNTER,
 }
 IDLE = "idle"  # the wire's word for confirmed idle, where a latency or rate does not exist
 

@@ -11,6 +11,7 @@ import os
 from alembic import context
 from sqlalchemy.engine import Connection
 
+from controller.store import tables_alerts  # noqa: F401  its tables belong to the same metadata
 from controller.store.engine import make_engine
 from controller.store.tables import metadata
 

@@ -10,11 +10,13 @@ import contextlib
 import logging
 import uuid
 from collections import Counter
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
+from fluidpd import trace
 from fluidpd.addresses import Allowed
 from fluidpd.command import HandoffPeer, MoveOrder
 from fluidpd.names import End, PluginState, Role
@@ -22,8 +24,11 @@ from fluidpd.telemetry import Hello, Welcome
 from sidecar.bandwidth import TokenBucket
 from sidecar.clock import Clock
 from sidecar.driver import Driver
+from sidecar.engines.page_reader import PageReader
 from sidecar.engines.plugin_socket import PluginSocket
 from sidecar.engines.sglang import SglangEngine
+from sidecar.engines.slo_counts import WANTED as SLO_SERIES
+from sidecar.engines.slo_counts import slo_counts
 from sidecar.gpu.nvml import Nvml
 from sidecar.handoff import Adoptions, Handoffs
 from sidecar.history import History
@@ -35,7 +40,7 @@ from sidecar.peer_http import PinnedTransport
 from sidecar.peers import Claims, PeerClient, StaleBootstraps
 from sidecar.phases import Phases, Told
 from sidecar.ports import Engine, EngineFacts
-from sidecar.protocol import PluginHello, PluginWelcome
+from sidecar.protocol import HandoffWanted, PluginHello, PluginWelcome
 from sidecar.reports import as_hello
 from sidecar.sampler import Sampler
 from sidecar.settings import SidecarSettings, is_loopback
@@ -87,6 +92,8 @@ class Sidecar:
             timeout_s=settings.engine_timeout_s,
             switch_timeout_s=settings.limits.switch_s,
             graph_memory_gb=settings.decode_cuda_graph_memory_gb,
+            judge=partial(slo_counts, targets=settings.slo, snap=settings.slo_snap_to_bucket),
+            also=SLO_SERIES,
         )
         self.gpu = Nvml(settings.gpu_index)
         self.plugin = PluginSocket(settings.plugin_socket, self._plugin_welcome)
@@ -156,7 +163,7 @@ class Sidecar:
         plugin.on("sample", self.sampler.plugin_sample)
         plugin.on("claim_wanted", self.claims.wanted)
         plugin.on("claim_answer", self.claims.answered)
-        plugin.on("handoff_wanted", self.handoffs.wanted)
+        plugin.on("handoff_wanted", self._handoff_wanted)
         plugin.on("relay_gone", self.handoffs.gone)
         plugin.on("adopt_answer", self.adoptions.answered)
         plugin.on("tokens", self.adoptions.tokens)
@@ -195,6 +202,11 @@ class Sidecar:
         return None
 
     # ------------------------------------------------------------ what is true now
+
+    @property
+    def page(self) -> PageReader | None:
+        """The reader of the engine's metrics page, where the engine has one. It is only read while no plugin speaks."""
+        return self.engine.page if isinstance(self.engine, SglangEngine) else None
 
     def hello(self) -> Hello | None:
         """Who this worker is; None until its role is known, because it is never guessed."""
@@ -315,6 +327,14 @@ class Sidecar:
             },
             "claims": {"asked": self.claims.asked_total, "answered": self.claims.answered_total},
             "gpu": self.gpu.read() or {"absent": self.gpu.why_absent},
+            "metrics_page": None
+            if self.page is None
+            else {
+                "sources": self.page.sources,
+                "rejected": self.page.rejected_total,
+                "notes": self.page.notes,
+                "latencies": self.page.latencies(),
+            },
             "degraded": self.degraded(),
             "exposed": self.exposed(),
         }
@@ -360,6 +380,12 @@ class Sidecar:
 
     def _mark_not_flippable(self, why: str) -> None:
         self.not_flippable_why = why or "the engine refuses the role switch"
+
+    def _handoff_wanted(self, message: HandoffWanted) -> None:
+        """A generation leaves because of a move: what a peer logs of it belongs to the move's trace."""
+        move = self.driver.open_move
+        with trace.under(trace.parsed(move.order.traceparent) if move is not None else None):
+            self.handoffs.wanted(message)
 
     def _handoff_peers(self) -> tuple[HandoffPeer, ...]:
         move = self.driver.move

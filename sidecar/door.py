@@ -13,8 +13,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fluidpd import trace
+from fluidpd.asgi_body import Gone, TooLarge, again, whole
 from fluidpd.signing import SIGNATURE_HEADER, NotProven, Verifier, key_of_secret
 from sidecar.peers import SIDECAR_HEADER
 from sidecar.protocol import MAX_LINE_BYTES
@@ -73,10 +75,11 @@ class Door:
             log.warning("a peer was refused: %s: %s", error.rule, error)
             await _answer(send, error)
             return
-        except _Gone:
+        except Gone:
             return
         self._met(headers.get(SIDECAR_HEADER))
-        await self._app(scope, _again(body, receive), send)
+        with trace.under(trace.parsed(headers.get(trace.HEADER, ""))):
+            await self._app(scope, again(body, receive), send)
 
     def _judge_place(self, scope: Scope) -> None:
         if self._verifier is not None or self._is_open:
@@ -101,45 +104,13 @@ class Door:
             raise Refused(409, "stale_epoch", f"epoch {said.epoch} is over, {self._epoch()} has begun")
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > MAX_BODY_BYTES:
-            raise _too_large()
-        body = bytearray()
         try:
             async with asyncio.timeout(self._body_within_s):
-                while True:
-                    message = await receive()
-                    if message["type"] != "http.request":
-                        raise _Gone
-                    body += message.get("body", b"")
-                    if len(body) > MAX_BODY_BYTES:
-                        raise _too_large()
-                    if not message.get("more_body"):
-                        return bytes(body)
+                return await whole(receive, headers.get("content-length", ""), MAX_BODY_BYTES)
+        except TooLarge:
+            raise Refused(413, "body_size", f"a body may have {MAX_BODY_BYTES} bytes") from None
         except TimeoutError:
             raise Refused(408, "slow_body", f"the body did not arrive within {self._body_within_s:g} s") from None
-
-
-class _Gone(Exception):
-    """The peer left."""
-
-
-def _too_large() -> Refused:
-    return Refused(413, "body_size", f"a body may have {MAX_BODY_BYTES} bytes")
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """The body in one piece, and then whatever comes: a peer that leaves must be noticed."""
-    given = False
-
-    async def next_message() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return next_message
 
 
 async def _answer(send: Send, refused: Refused) -> None:

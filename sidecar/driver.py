@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 
+from fluidpd import trace
 from fluidpd.command import CancelMove, Command, GrantTerms, MoveOrder, PhaseReport, Receipt, RevokeTerms, StepDone
 from fluidpd.failpoint import reach
 from fluidpd.names import Answer, End, Heading, Phase, Role
@@ -67,7 +69,7 @@ class Driver:
         self.worker = worker
         self.role: Role | None = None  # as last read back; the sampler keeps it
         self.engine_boot = ""  # as the engine's own facts say it
-        self.answers_total: dict[str, int] = {}
+        self.answers_total: Counter[tuple[str, str]] = Counter()  # by command and answer
         self.ends_total: dict[str, int] = {}
         self.trouble = ""
         self._journal = journal
@@ -179,7 +181,7 @@ class Driver:
             self._history.answered(command, received_s, receipt, acted=acts)
             if acts:
                 self._act(command)
-        self.answers_total[verdict.answer.value] = self.answers_total.get(verdict.answer.value, 0) + 1
+        self.answers_total[command.body.kind.value, verdict.answer.value] += 1
         return receipt
 
     def _standing(self) -> Standing:
@@ -279,7 +281,12 @@ class Driver:
         self._task = asyncio.create_task(self._drive(first), name=f"move-{self.worker}")
 
     async def _drive(self, outcome: Outcome | None) -> None:
-        """Perform, apply, repeat, until the move has ended."""
+        """Perform, apply, repeat, until the move has ended: all of it within the trace that its order named."""
+        move = self.open_move
+        with trace.under(trace.parsed(move.order.traceparent) if move is not None else None):
+            await self._drive_on(outcome)
+
+    async def _drive_on(self, outcome: Outcome | None) -> None:
         unsent: list[MoveEvent] = []
         while (move := self.open_move) is not None:
             if outcome is None:

@@ -92,6 +92,8 @@ class Link:
         self.samples_sent_total = 0
         self.samples_dropped_total = 0
         self.malformed_total = 0
+        self.last_contact_wall_s: float | None = None  # a message, or the pong that says that it is still there
+        self._pong_s = 0.0
         self._clock = clock
         self._driver = driver
         self._hello = hello
@@ -198,6 +200,7 @@ class Link:
             for report in self._driver.reports():
                 self._post(report.model_dump_json())
             self.connected, self.state = True, f"connected to {url}"
+            self.last_contact_wall_s = self._clock.wall()
             self.connects_total += 1
             self._welcomed(welcome)
             log.info("registered with %s as incarnation %d", url, welcome.incarnation)
@@ -244,6 +247,7 @@ class Link:
     async def _receive(self, socket: Sealed, arrived: asyncio.Queue[tuple[float, str | bytes]]) -> None:
         while True:
             raw = await socket.recv()
+            self.last_contact_wall_s = self._clock.wall()
             arrived.put_nowait((self._clock.now(), raw))
 
     async def _carry_out(self, arrived: asyncio.Queue[tuple[float, str | bytes]]) -> None:
@@ -290,6 +294,8 @@ class Link:
                 self._outbox.popleft()
             if self._sample is not None:
                 sample, self._sample = self._sample, None
+                if socket.latency != self._pong_s:
+                    self._pong_s, self.last_contact_wall_s = socket.latency, self._clock.wall()
                 self._way_s = min(self._way_s, socket.latency / 2)
                 facts = {"incarnation": self._driver.incarnation, "sent_s": self._clock.now() - self._hello_s - self._way_s}
                 await socket.send(sample.model_copy(update=facts).model_dump_json())

@@ -1,6 +1,6 @@
 """The sidecar's own metrics, read off its parts when they are asked for.
 
-Never counts by itself: each number has its home in the part that makes it.
+Never counts by itself: each number has its home in the part that makes it. What may be exported is declared in metric_set.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from fluidpd.metric import Sheet
 from fluidpd.names import PluginState
+from sidecar.metric_set import CHUNK_BUCKETS, GPU, METRICS
 
 if TYPE_CHECKING:
     from sidecar.app import Sidecar
 
-_CHUNK_EDGES = (32, 64, 96, 128, 192, 224, 256, 384, 512, 768, 1024, 2048)
+_US = "fluidpd_sidecar_"
 
 
 class _OfSidecar(Collector):
@@ -26,63 +28,55 @@ class _OfSidecar(Collector):
         self._sidecar = sidecar
 
     def collect(self) -> Iterable[Metric]:
-        s = self._sidecar
-        yield _gauge("link_connected", "1 while registered with a controller", float(s.link.connected))
-        yield _counter("link_connects", "connections to a controller that were welcomed", s.link.connects_total)
-        yield _counter("samples_sent", "samples sent to the controller", s.link.samples_sent_total)
-        yield _counter(
-            "samples_replaced", "samples that a newer one replaced before they could be sent", s.link.samples_dropped_total
-        )
-        yield _counter("controller_messages_malformed", "messages of the controller not understood", s.link.malformed_total)
-        yield _gauge("plugin_connected", "1 while the engine's plugin is connected", float(s.plugin.connected))
-        yield _gauge("plugin_armed", "1 while it is connected and armed", float(s.plugin.standing.state is PluginState.ARMED))
-        yield _gauge("flippable", "1 if the engine may change roles", float(not s.not_flippable_why))
-        yield _by("plugin_messages", "messages of the plugin", "type", s.plugin.messages_total)
-        yield _counter("plugin_messages_malformed", "messages of the plugin not understood", s.plugin.malformed_total)
-        if s.sampler.engine_reachable is not None:
-            yield _gauge("engine_reachable", "1 if the engine answered the last poll", float(s.sampler.engine_reachable))
-        yield _by("commands", "commands, by answer", "answer", s.driver.answers_total)
-        yield _by("moves_ended", "role moves that ended, by end", "end", s.driver.ends_total)
-        yield _gauge("move_open", "1 while a role move is open", float(s.driver.open_move is not None))
-        yield _gauge("epoch_highest", "highest leadership epoch seen", s.driver.highest_epoch)
-        yield _gauge("grant_in_force", "1 while prompts may be borrowed", float(s.driver.grant() is not None))
-        yield _by("claims_asked", "claims asked of peers, by answer", "answer", s.claims.asked_total)
-        yield _by("claims_answered", "claims of peers, by answer", "answer", s.claims.answered_total)
-        yield _by("peers_refused", "requests of peers that were refused at the door, by rule", "rule", s.refused_peers_total)
-        yield _gauge("exposed", "ways in which this worker stands open to anybody", len(s.exposed()))
-        yield _by("handoffs_ended", "generations handed to peers, by end", "end", s.handoffs.ended_total)
-        yield _gauge("relays_open", "generations that a peer continues for this worker's clients", s.handoffs.open)
-        yield _counter("relayed_tokens", "tokens passed on from peers", s.handoffs.relayed_tokens_total)
-        yield _by("adoptions_ended", "generations continued here for peers, by end", "end", s.adoptions.ended_total)
-        yield _gauge("adoptions_open", "generations now continued here for peers", s.adoptions.open)
-        yield _counter("handoff_bytes", "bytes of KV booked for handoffs", s.bucket.taken_bytes)
-        yield _counter("handoff_paced_seconds", "seconds that handoffs waited for the bandwidth cap", s.bucket.waited_s)
-        yield _gauge("handoff_cap_bytes_per_second", "the bandwidth cap", s.bucket.rate_bytes_per_s)
-        yield _chunks(s.sampler.chunks_total)
-        for name, value in s.gpu.read().items():
-            yield _gauge(name, "NVML reading", value)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"fluidpd_sidecar_{name}", text, value=value)
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"fluidpd_sidecar_{name}", text, value=value)
-
-
-def _by(name: str, text: str, label: str, counts: dict[str, int]) -> Metric:
-    family = CounterMetricFamily(f"fluidpd_sidecar_{name}", text, labels=[label])
-    for value, count in sorted(counts.items()):
-        family.add_metric([value], count)
-    return family
+        s, sheet = self._sidecar, Sheet(METRICS)
+        now: dict[str, float | None] = {
+            "link_connected": s.link.connected,
+            "link_connects_total": s.link.connects_total,
+            "controller_last_contact_timestamp_seconds": s.link.last_contact_wall_s,
+            "samples_sent_total": s.link.samples_sent_total,
+            "samples_replaced_total": s.link.samples_dropped_total,
+            "controller_messages_malformed_total": s.link.malformed_total,
+            "plugin_connected": s.plugin.connected,
+            "plugin_armed": s.plugin.standing.state is PluginState.ARMED,
+            "plugin_messages_total": sum(s.plugin.messages_total.values()),
+            "plugin_messages_malformed_total": s.plugin.malformed_total,
+            "engine_reachable": s.sampler.engine_reachable,
+            "flippable": not s.not_flippable_why,
+            "exposed": len(s.exposed()),
+            "move_open": s.driver.open_move is not None,
+            "epoch_highest": s.driver.highest_epoch,
+            "grant_in_force": s.driver.grant() is not None,
+            "relays_open": s.handoffs.open,
+            "relayed_tokens_total": s.handoffs.relayed_tokens_total,
+            "adoptions_open": s.adoptions.open,
+            "handoff_bytes_total": s.bucket.taken_bytes,
+            "handoff_paced_seconds_total": s.bucket.waited_s,
+            "handoff_cap_bytes_per_second": s.bucket.rate_bytes_per_s,
+        }
+        for name, value in now.items():
+            sheet.set(f"{_US}{name}", value)
+        for (command, outcome), count in s.driver.answers_total.items():
+            sheet.set(f"{_US}commands_total", count, command=command, outcome=outcome)
+        sheet.count(f"{_US}moves_ended_total", "end", s.driver.ends_total)
+        sheet.count(f"{_US}claims_asked_total", "answer", s.claims.asked_total)
+        sheet.count(f"{_US}claims_answered_total", "answer", s.claims.answered_total)
+        sheet.count(f"{_US}peers_refused_total", "rule", s.refused_peers_total)
+        sheet.count(f"{_US}handoffs_ended_total", "end", s.handoffs.ended_total)
+        sheet.count(f"{_US}adoptions_ended_total", "end", s.adoptions.ended_total)
+        if s.page is not None:
+            sheet.count(f"{_US}page_rejected_total", "reason", s.page.rejected_total)
+        sheet.put(f"{_US}borrowed_chunk_tokens", _chunks(s.sampler.chunks_total))
+        for reading, value in s.gpu.read().items():
+            sheet.set(f"{_US}{GPU[reading]}", value)
+        yield from sheet.families()
 
 
 def _chunks(counts: dict[int, int]) -> Metric:
     """Sizes of the borrowed chunks that the plugin chose."""
-    buckets = [(str(float(edge)), float(sum(n for size, n in counts.items() if size <= edge))) for edge in _CHUNK_EDGES]
+    buckets = [(str(edge), float(sum(n for size, n in counts.items() if size <= edge))) for edge in CHUNK_BUCKETS]
     buckets.append(("+Inf", float(sum(counts.values()))))
-    family = HistogramMetricFamily("fluidpd_sidecar_borrowed_chunk_tokens", "sizes of borrowed chunks in tokens")
+    spec = next(s for s in METRICS if s.name == f"{_US}borrowed_chunk_tokens")
+    family = HistogramMetricFamily(spec.name, spec.text)
     family.add_metric([], buckets, sum_value=float(sum(size * n for size, n in counts.items())))
     return family
 

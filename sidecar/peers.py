@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from fluidpd import trace
 from fluidpd.command import GrantTerms, MoveOrder, PrefillPeer
 from fluidpd.signing import SIGNATURE_HEADER, Signed, key_of_secret, signature
 from sidecar.phases import Told
@@ -61,6 +62,8 @@ class PeerClient:
         """For a POST of exactly this body. The secret itself never travels."""
         secret, own = self._secret(), self._own_url()
         said = {SIDECAR_HEADER: own, "Content-Type": "application/json"}
+        if (now := trace.current()) is not None:
+            said[trace.HEADER] = str(now)
         if secret is None:
             return said
         request = Signed("POST", path, body, own, self._epoch())

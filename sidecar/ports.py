@@ -94,6 +94,7 @@ class Measured:
     values: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     detail: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)  # reading -> where it was found
 
 
 class Engine(Protocol):

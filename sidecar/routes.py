@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 
 from sidecar.app import Sidecar
 from sidecar.door import Door
@@ -76,8 +76,10 @@ async def state(sidecar: Own) -> dict[str, Any]:
 
 
 @own.get("/metrics")
-async def metrics(sidecar: Own) -> Response:
-    return Response(generate_latest(sidecar.registry), media_type=CONTENT_TYPE_LATEST)
+async def metrics(request: Request, sidecar: Own) -> Response:
+    """OpenMetrics or the text format, as the scraper prefers it."""
+    encoder, kind = choose_encoder(request.headers.get("accept", ""))
+    return Response(encoder(sidecar.registry), headers={"Content-Type": kind})
 
 
 def create_app(sidecar: Sidecar) -> FastAPI:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from fluidpd.names import Role
@@ -22,7 +23,15 @@ JUMP_PROMPTS = 4
 JUMP_TOKENS = 8192
 SLOW_S = 1.0
 SLOW_NOTE = "health_slow"  # the engine's HTTP side answers late or not at all while its plugin speaks: slow, not dead
-_HTTP_SIDE = ("requests_total", "requests_good_total")  # counted where the clients' streams are
+_FROM_THE_PLUGIN: Mapping[str, str] = MappingProxyType({})
+_HTTP_SIDE = (  # counted where the clients' streams are
+    "requests_total",
+    "requests_good_total",
+    "ttft_judged_total",
+    "ttft_good_total",
+    "tbt_judged_total",
+    "tbt_good_total",
+)
 
 
 class Gpu(Protocol):
@@ -145,7 +154,7 @@ class Sampler:
         if not self.plugin_speaks and not spoke:
             why = "the plugin is silent" if self._plugin.connected else "no plugin"
             notes = (f"{why}: read from the engine's own surface", *measured.notes)
-            self._emit(measured.role, "serving", measured.values, None, None, notes)
+            self._emit(measured.role, "serving", measured.values, None, None, notes, measured.sources)
 
     def _emit(
         self,
@@ -155,6 +164,7 @@ class Sampler:
         queue: tuple[WaitingPrompt, ...] | None,
         queue_total: int | None,
         notes: tuple[str, ...],
+        sources: Mapping[str, str] = _FROM_THE_PLUGIN,
     ) -> None:
         why = self._not_flippable_why()
         sample = Sample(
@@ -166,10 +176,11 @@ class Sampler:
             engine_state=state,
             flippable=not why,
             not_flippable_why=why,
-            values=speakable({**self._gpu_values, **self._http_values, **values}),
+            values=speakable({**self._gpu_values, **values, **self._http_values}),  # the streams' own side outranks a histogram
             queue=queue,
             queue_total=queue_total,
             notes=notes,
+            sources=dict(sources),
         )
         self.newest = sample
         if role is not None:

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fluidpd.addresses import Allowed, Refused, plain
+from fluidpd.logs import LogSettings
 from fluidpd.slo import SloTargets
 
 PREFIX = "FLUIDPD_SIDECAR__"
@@ -69,6 +70,7 @@ class SidecarSettings(BaseModel):
     )
     plugin_socket: Path = Path("/run/fluidpd/plugin.sock")
     state_dir: Path = Path("/var/lib/fluidpd/sidecar")
+    log: LogSettings = Field(default_factory=LogSettings)
     history_file: Path | None = Field(
         default=None,
         description="each command with its answer, and each event of a move, appended to this file without end; for tests",
@@ -93,6 +95,10 @@ class SidecarSettings(BaseModel):
     admin_key_file: Path | None = Field(default=None, description="the engine's admin key, if it has one")
 
     slo: SloTargets = SloTargets()
+    slo_snap_to_bucket: bool = Field(
+        default=False,
+        description="without the plugin: count a target that is no bucket bound of the engine's histogram at the next lower one",
+    )
     sample_hz: float = Field(default=20.0, gt=0, le=100)
     plugin_silent_s: float = Field(
         default=0.25, gt=0, le=10, description="after this without a plugin sample the engine is polled"

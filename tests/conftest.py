@@ -31,7 +31,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ELSEWHERE = {
     "gpu": "run `make test-gpu` on a machine with an NVIDIA GPU",
     "sglang": "run `make test-sglang` where SGLang is installed",
-    "soak": "run `make soak`: minutes on the real SGLang",
+    "soak": "run `make soak`: many minutes",
     "faults": "run `make faults`: minutes of killed, stopped and starved processes",
 }
 
@@ -50,9 +50,14 @@ def postgres_missing() -> bool:
     return missing()
 
 
+def prometheus_missing() -> bool:
+    return not all(shutil.which(name) for name in ("prometheus", "promtool", "prometheus-alertmanager", "amtool"))
+
+
 NEEDS = {
     "browser": (browser_missing, "no browser: apt-get install chromium, then `make setup`"),
     "router": (router_missing, "no sglang-router: run `make setup`"),
+    "prometheus": (prometheus_missing, "no Prometheus: apt-get install prometheus prometheus-alertmanager"),
     "postgres": (postgres_missing, "no PostgreSQL server or no asyncpg: apt-get install postgresql, then `make setup`"),
 }
 

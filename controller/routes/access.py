@@ -16,8 +16,10 @@ from starlette.routing import BaseRoute
 
 from controller.routes.problems import Problem
 from controller.security.limits import RateLimit, Streams
+from controller.security.sessions import PREFIX, Finds, token_of_session
 from controller.security.tokens import Scope, Token, TokenBook
 from controller.settings import SecuritySettings
+from fluidpd.record import AuditRow
 
 PUBLIC: Final = "public"
 LOCAL = "local"
@@ -30,6 +32,7 @@ _GRANTS: dict[str, frozenset[str]] = {
     "sidecar": frozenset({"sidecar"}),
 }
 _SCOPE = "__fluidpd_scope__"
+_ADDRESS = frozenset("0123456789abcdefABCDEF.:%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +44,83 @@ class Actor:
     may: frozenset[str]
     key: str = LOCAL
     notes: dict[str, Any] = field(default_factory=dict, compare=False)  # of this request, for whoever comes after its route
+    address: str = ""
+    token_id: str = ""
+
+    def row(self, verb: str, subject: str, outcome: str, detail: str = "", reason: str = "") -> AuditRow:
+        """What they did, for the audit."""
+        return AuditRow(
+            id=0,
+            wall_s=time.time(),
+            actor=self.name,
+            source=self.source,
+            verb=verb,
+            subject=subject,
+            outcome=outcome,
+            detail=detail,
+            reason=reason,
+            address=self.address,
+            token_id=self.token_id,
+            request_id=str(self.notes.get("request_id", "")),
+        )
+
+
+def address_of(request: Request) -> str:
+    """Where the person sits. What a dashboard says of its browser stands beside the dashboard's own address: it may be wrong."""
+    peer = request.client.host if request.client is not None else "unknown"
+    said = "".join(c for c in request.headers.get("x-fluidpd-client", "")[:64] if c in _ADDRESS)
+    return f"{said} via {peer}" if said else peer
+
+
+def given_token(request: Request) -> str:
+    """The bearer token of a request; empty where there is none."""
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    return given.strip() if kind.lower() == "bearer" else ""
 
 
 class Door:
     """What every request is judged with: the tokens, if there are any, and the limits."""
 
-    def __init__(self, security: SecuritySettings, book: TokenBook | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        security: SecuritySettings,
+        book: TokenBook | None,
+        clock: Callable[[], float] = time.monotonic,
+        sessions: Finds | None = None,
+    ) -> None:
+        if (book is None) != (security.tokens_file is None):
+            raise ValueError("a tokens file that nobody opened would let everybody in")
         self.book = book
+        self.sessions = sessions
         self.writes = RateLimit(security.writes_per_minute, clock)
         self.guesses = RateLimit(security.failed_tokens_per_minute, clock)
         self.streams = Streams(security.streams_per_token)
 
-    def identify(self, request: Request) -> Actor:
+    async def identify(self, request: Request) -> Actor:
         """Raises Problem: 401, or 429 for an address that only guesses."""
         said = request.headers.get("x-fluidpd-source", "api")
         source = said if said in ("cli", "dashboard") else "api"
-        address = request.client.host if request.client is not None else "unknown"
+        peer = request.client.host if request.client is not None else "unknown"
         notes = request.scope.setdefault("state", {})
+        address = notes["address"] = address_of(request)
         if self.book is None:
-            return Actor(LOCAL, source, _GRANTS["admin"], address, notes)
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not given.strip():
-            raise self._refused(address, "token_required", "Send `Authorization: Bearer <token>`.", "Bearer")
-        token = self.book.find(given.strip())
-        if token is None:
-            raise self._refused(address, "token_unknown", "This token is not known here.", 'Bearer error="invalid_token"')
-        notes["actor"], notes["source"] = token.name, source
+            return Actor(LOCAL, source, _GRANTS["admin"], peer, notes, address)
+        given = given_token(request)
+        if not given:
+            raise self._refused(peer, "token_required", "Send `Authorization: Bearer <token>`.", "Bearer")
+        invalid = 'Bearer error="invalid_token"'
+        if given.startswith(PREFIX) and self.sessions is not None:
+            token = await token_of_session(self.sessions, self.book, given, time.time())
+            if token is None:
+                raise self._refused(peer, "session_over", "This session is over: log in again.", invalid)
+        else:
+            token = self.book.find(given)
+            if token is None:
+                raise self._refused(peer, "token_unknown", "This token is not known here.", invalid)
+        notes["actor"], notes["source"], notes["token_id"] = token.name, source, token.id
         if self.book.expired(token):
-            raise self._refused(
-                address, "token_expired", "This token has expired: make a new one.", 'Bearer error="invalid_token"'
-            )
-        return Actor(token.name, source, _may(token), token.id, notes)
+            raise self._refused(peer, "token_expired", "This token has expired: make a new one.", invalid)
+        return Actor(token.name, source, _may(token), token.id, notes, address, token.id)
 
     def _refused(self, address: str, rule: str, why: str, challenge: str) -> Problem:
         wait_s = self.guesses.take(address)
@@ -104,7 +153,7 @@ def needs(scope: Scope) -> Callable[[Request], Awaitable[Actor]]:
     @scoped(scope)
     async def _actor(request: Request) -> Actor:
         door: Door = request.app.state.door
-        actor = door.identify(request)
+        actor = await door.identify(request)
         if scope not in actor.may:
             raise Problem(403, f"The token {actor.name!r} lacks the scope {scope!r}.", rule="scope")
         if scope in ("operate", "admin") and door.book is not None and (wait_s := door.writes.take(actor.key)) is not None:
@@ -117,7 +166,7 @@ def needs(scope: Scope) -> Callable[[Request], Awaitable[Actor]]:
 
 @scoped(PUBLIC)
 async def for_everyone() -> None:
-    """A dependency that says: this route is open on purpose. Probes only; it must show nothing."""
+    """A dependency that says: this route is open on purpose. Probes, which show nothing, and the login, which is limited."""
 
 
 def scopes_of(route: BaseRoute) -> set[str]:

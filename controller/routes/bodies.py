@@ -32,6 +32,9 @@ Version = Annotated[int, Field(ge=0, strict=True)]
 _SEEN = "the version that was read; 0 = none stood; absent = whatever stands"
 
 
+_EVERYWHERE = "in every pool of the database; needs scope admin"
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,6 +53,7 @@ class PauseBody(_Body):
         default=False, description="open moves go back, where it is not too late for that, instead of finishing"
     )
     expected_version: Version | None = Field(default=None, description=_SEEN)
+    everywhere: Annotated[bool, Field(strict=True)] = Field(default=False, description=_EVERYWHERE)
 
 
 class ReasonBody(_Body):
@@ -60,6 +64,10 @@ class DropBody(ReasonBody):
     """Ends a pin or the pause."""
 
     expected_version: Version | None = Field(default=None, description=_SEEN)
+
+
+class ResumeBody(DropBody):
+    everywhere: Annotated[bool, Field(strict=True)] = Field(default=False, description=_EVERYWHERE)
 
 
 class MoveBody(_Body):

@@ -1,4 +1,4 @@
-"""The SSE stream, the health probes and the metrics page.
+"""The SSE stream, the health probes, the metrics page and what else there is to scrape.
 
 Never lets a probe depend on what it does not probe: live is the process, ready is the controller with its database.
 """
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
+from controller.discovery import Part, TargetGroup, target_groups
 from controller.metrics import Metrics
 from controller.routes.access import Actor, Door, for_everyone, needs, too_many
 from controller.routes.ports import ControllerPort
@@ -71,5 +72,12 @@ def probes(controller: ControllerPort, store: Store, metrics: Metrics) -> APIRou
     async def page(request: Request) -> Response:
         body, kind = metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": kind})
+
+    @router.get("/sd", dependencies=[Depends(needs("metrics"))])
+    async def discovery(
+        part: Annotated[Part | None, Query(description="engine or sidecar: only these; both without it")] = None,
+    ) -> list[TargetGroup]:
+        """Prometheus' http_sd: the engines and sidecars of this fleet, each with its role as a meta label."""
+        return target_groups(controller.worker_views(), part)
 
     return router

@@ -17,8 +17,9 @@ from starlette.exceptions import HTTPException
 from controller.refusals import Conflict, GuardRefused, NotFound
 from controller.routes.bodies import to_json
 from controller.store.engine import StoreUnavailable, finite
+from controller.store.opening import AlreadyOpen
 from controller.store.versions import VersionConflict
-from controller.store.writes import AlreadyOpen, Deposed
+from controller.store.writes import Deposed
 from fluidpd.names import Rule
 from fluidpd.record import refusal_as_dict
 

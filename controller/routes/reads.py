@@ -16,13 +16,14 @@ from controller.routes.access import needs
 from controller.routes.bodies import Named, NamedQuery, reply, to_json
 from controller.routes.ports import ControllerPort
 from controller.routes.problems import Problem
-from controller.settings import ControllerSettings, redacted
+from controller.settings import ControllerSettings, redacted, with_sources
 from controller.store.engine import StoreUnavailable
 from controller.store.queries import Queries
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Wall = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="unix seconds")]
 Step = Annotated[int, Query(ge=1, le=86_400, description="seconds per bucket")]
+Word = Annotated[str, Query(max_length=200)]
 IndexName = Annotated[str, Query(pattern="^(ppi|dpi|ppi_seed|dpi_seed)$")]
 _MAX_POINTS = 20_000
 
@@ -102,13 +103,38 @@ def reads(settings: ControllerSettings, controller: ControllerPort, queries: Que
         return reply(await queries.pause(time.time()))
 
     @router.get("/audit")
-    async def audit(limit: Limit = 100) -> JSONResponse:
-        return reply(await queries.audit(limit))
+    async def audit(
+        limit: Limit = 100,
+        actor: Word = "",
+        verb: Word = "",
+        outcome: Word = "",
+        subject: Word = "",
+        since: Wall = None,
+        until: Wall = None,
+        below: Annotated[int | None, Query(ge=1, description="only rows with a lower id: the next page")] = None,
+    ) -> JSONResponse:
+        """Every act and every refusal of one, newest first."""
+        found = await queries.audit(
+            limit,
+            actor=actor,
+            verb=verb,
+            outcome=outcome,
+            subject=subject,
+            since_wall_s=since,
+            until_wall_s=until,
+            below_id=below,
+        )
+        return reply(found)
 
     @router.get("/config")
     async def config() -> JSONResponse:
         """The settings in force, secrets masked."""
         return reply(redacted(settings))
+
+    @router.get("/config/sources")
+    async def sources() -> JSONResponse:
+        """Every setting in force with where it came from, secrets masked."""
+        return reply(with_sources(settings))
 
     return router
 

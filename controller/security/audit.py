@@ -9,7 +9,9 @@ import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,7 +28,8 @@ AUDITED = "audited"
 _SAFE = {"GET", "HEAD", "OPTIONS"}
 _STRANGERS_PER_MINUTE = 30
 _MOST_BYTES = 16 * 1024
-_SECRET = re.compile(r"fpd_[A-Za-z0-9_-]{8,}|(?<=bearer )\S+|(?<=://)[^/@\s]+(?=@)", re.IGNORECASE)
+_SECRET = re.compile(r"fp[ds]_[A-Za-z0-9_-]{8,}|(?<=bearer )\S+|(?<=://)[^/@\s]+(?=@)", re.IGNORECASE)
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -37,17 +40,20 @@ def clean(text: str) -> str:
 
 
 def cleaned(row: AuditRow) -> AuditRow:
-    return AuditRow(
-        row.id,
-        row.wall_s,
-        clean(row.actor),
-        row.source,
-        row.verb,
-        clean(row.subject),
-        row.outcome,
-        clean(row.detail),
-        clean(row.reason),
+    return replace(
+        row,
+        actor=clean(row.actor),
+        subject=clean(row.subject),
+        detail=clean(row.detail),
+        reason=clean(row.reason),
+        address=clean(row.address),
+        before=_cleaned(row.before),
+        after=_cleaned(row.after),
     )
+
+
+def _cleaned(shown: Mapping[str, object] | None) -> dict[str, object] | None:
+    return None if shown is None else {k: clean(v) if isinstance(v, str) else v for k, v in shown.items()}
 
 
 class Audit:
@@ -81,10 +87,15 @@ class Refusals:
         self.left_out = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in _SAFE or not scope["path"].startswith(self._prefix):
+        if scope["type"] != "http" or not scope["path"].startswith(self._prefix):
             await self._app(scope, receive, send)
             return
         notes: dict[str, Any] = scope.setdefault("state", {})
+        notes["request_id"] = _request_id(scope)
+        send = _telling(send, notes["request_id"])
+        if scope["method"] in _SAFE:
+            await self._app(scope, receive, send)
+            return
         held: list[Message] = []
         body = b""
 
@@ -112,7 +123,7 @@ class Refusals:
                     "refusals beyond %d a minute are left out of the audit: %d so far", _STRANGERS_PER_MINUTE, self.left_out
                 )
             return
-        address = (scope.get("client") or ("unknown",))[0]
+        address = notes.get("address") or (scope.get("client") or ("unknown",))[0]
         verb, subject = _named(scope["path"].removeprefix(self._prefix).strip("/"), scope["method"])
         row = AuditRow(
             id=0,
@@ -123,8 +134,26 @@ class Refusals:
             subject=subject,
             outcome="refused",
             detail=_told(status, body),
+            address=address,
+            token_id=notes.get("token_id", ""),
+            request_id=notes["request_id"],
         )
         await self._note(row)
+
+
+def _request_id(scope: Scope) -> str:
+    """Whoever asks may name the request, so that its own log and the audit say the same; else it gets a name here."""
+    said = next((v.decode("latin-1") for k, v in scope.get("headers", ()) if k == b"x-request-id"), "")
+    return said if _REQUEST_ID.fullmatch(said) else uuid.uuid4().hex
+
+
+def _telling(send: Send, request_id: str) -> Send:
+    async def tell(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id.encode())]}
+        await send(message)
+
+    return tell
 
 
 def _named(path: str, method: str) -> tuple[str, str]:
@@ -139,6 +168,8 @@ def _named(path: str, method: str) -> tuple[str, str]:
             return verb[:63], subject[:200]
         case ["pause" | "resume" as verb]:
             return verb, "automation"
+        case ["login" | "logout" as verb]:
+            return verb, "dashboard"
     return method.lower(), path[:200]
 
 

@@ -41,6 +41,8 @@ class LinkGate:
     def __init__(self, security: SecuritySettings, book: TokenBook | None, resolve: Resolve | None = None) -> None:
         name = security.fleet_secret_file
         self._secret = Path(name).read_text(encoding="utf-8").strip() if name else None
+        if (book is None) != (security.tokens_file is None):
+            raise ValueError("a tokens file that nobody opened would let everybody in")
         self._book = book
         self._entries = security.allowed_workers
         self._resolve = resolve or resolved

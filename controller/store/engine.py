@@ -10,7 +10,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
@@ -147,9 +147,9 @@ def upsert(dialect: str, table: sa.Table, where: Any = None) -> Any:
     return statement.on_conflict_do_update(index_elements=keys, set_=changed, where=where)
 
 
-def insert_once(dialect: str, table: sa.Table) -> Any:
-    """INSERT that leaves a row with the same primary key alone: its rowcount is 0 then."""
-    keys = [c.name for c in table.primary_key.columns]
+def insert_once(dialect: str, table: sa.Table, unique: Sequence[str] = ()) -> Any:
+    """INSERT that leaves a row with the same primary key (or the same `unique` columns) alone: its rowcount is 0 then."""
+    keys = list(unique) or [c.name for c in table.primary_key.columns]
     return _insert(dialect, table).on_conflict_do_nothing(index_elements=keys)
 
 

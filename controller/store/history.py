@@ -1,4 +1,4 @@
-"""Upkeep of the history: roll-ups of minutes, five minutes and hours, SLO minutes, and what is old enough to go.
+"""Upkeep of the history: roll-ups of minutes, five minutes and hours, and what is old enough to go.
 
 Never deletes what was decided, asked, done or audited, except by the retention that the settings state.
 """
@@ -11,11 +11,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from controller.store import rows, tables
+from controller.store import tables_alerts as alerts
 from controller.store.engine import upsert
 from controller.store.queries import ROLLUP_STEPS_S, merged, scoped, whole, worker_buckets
 from controller.store.writes import Store
 
 _DAY_S = 86_400
+_SLO_DAYS = 45  # a budget looks back over 30
 
 
 async def roll_up(store: Store, now_wall_s: float) -> int:
@@ -55,18 +57,6 @@ def _buckets(t: sa.Table, store: Store, source_s: int, step_s: int, start: int, 
     return grouped.where(t.c.step_s == source_s, t.c.second >= start, t.c.second < end).group_by(bucket, t.c.name)
 
 
-async def add_slo_minute(store: Store, slo: str, minute: int, good: float, total: float) -> None:
-    """Add to a minute's counts: a restart inside the minute continues it."""
-    t = tables.slo_minute
-    mine = (t.c.slo == slo, t.c.minute == minute)
-    async with store.transaction() as connection:
-        found = (await connection.execute(scoped(sa.select(t), t, store.scope).where(*mine))).mappings().first()
-        if found is not None:
-            good, total = good + found["good"], total + found["total"]
-        values = {**rows.scope_values(store.scope), "slo": slo, "minute": minute, "good": good, "total": total}
-        await connection.execute(upsert(connection.dialect.name, t), [values])
-
-
 async def prune(store: Store, now_wall_s: float, keep_days: Mapping[str, float]) -> int:
     """Delete what is older than its retention. Keys: snapshots, seconds, minutes, five_minutes, hours, records. Returns the rows
     deleted."""
@@ -80,6 +70,10 @@ async def prune(store: Store, now_wall_s: float, keep_days: Mapping[str, float])
     old.extend((t, t.c.wall_s < limit) for t in (tables.decision, tables.command, tables.audit))
     old.append((tables.transition, tables.transition.c.ended_wall_s < limit))  # open moves never age; phases go with theirs
     old.append((tables.slo_minute, tables.slo_minute.c.minute < whole(limit)))
+    minutes = now_wall_s - max(_SLO_DAYS, keep_days["minutes"]) * _DAY_S
+    old.append((alerts.slo_bucket, alerts.slo_bucket.c.second < whole(minutes)))
+    old.append((alerts.notification_outbox, alerts.notification_outbox.c.created_s < limit))
+    old.append((alerts.alert_silence, alerts.alert_silence.c.expires_s < limit))
     s, b = tables.snapshot, tables.basis
     old.append((s, s.c.second < whole(now_wall_s - keep_days["snapshots"] * _DAY_S)))
     # The newest basis is in use, even while nothing was recorded on it yet.

@@ -5,17 +5,23 @@ Never writes, and never fills a gap: seconds without rows are absent, seconds th
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from controller.store import rows, snapshots, tables
+from controller.store import rows, snapshots, spans, tables, tables_alerts
 from controller.store.engine import StoreUnavailable, call_limit, trouble
+from controller.store.tables_people import session as people_session
 from fluidpd.record import (
+    EVERYWHERE,
     AuditRow,
     BasisRow,
     CommandRow,
@@ -23,7 +29,9 @@ from fluidpd.record import (
     IndexSecond,
     PauseRow,
     PinRow,
+    RoleSpan,
     Scope,
+    SessionRow,
     SnapshotRow,
     StatusRow,
     TransitionRow,
@@ -35,8 +43,21 @@ ROLLUP_STEPS_S = (60, 300, 3600)
 _LATEST_WITHIN_S = 600
 
 
+def _is_of(table: sa.Table, scope: Scope) -> Any:
+    return sa.and_(table.c.cluster == scope.cluster, table.c.model == scope.model, table.c.pool == scope.pool)
+
+
 def scoped(statement: Any, table: sa.Table, scope: Scope) -> Any:
     return statement.where(table.c.cluster == scope.cluster, table.c.model == scope.model, table.c.pool == scope.pool)
+
+
+@dataclass(slots=True)
+class _Moment:
+    """The connection that the reads of one page share, opened by the first of them; one statement at a time."""
+
+    stack: AsyncExitStack
+    connection: AsyncConnection | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Queries:
@@ -46,6 +67,7 @@ class Queries:
         self.scope = scope or Scope()
         # A reader must never wait for, or take, the writer's lock.
         self._engine = engine.execution_options(reads=True)
+        self._moment: ContextVar[_Moment | None] = ContextVar("moment", default=None)
 
     async def status(self) -> StatusRow | None:
         found = await self.fetch(self._select(tables.status))
@@ -60,10 +82,16 @@ class Queries:
         standing = self._select(p).where(p.c.active.is_(True), p.c.expires_wall_s > now_wall_s).order_by(p.c.worker)
         return tuple(rows.pin(r) for r in await self.fetch(standing))
 
-    async def pause(self, now_wall_s: float) -> PauseRow | None:
+    async def pauses(self, now_wall_s: float) -> tuple[PauseRow, ...]:
+        """Those that hold this pool: the one for every pool first, then its own."""
         p = tables.pause
-        found = await self.fetch(self._select(p).where(p.c.active.is_(True), p.c.expires_wall_s > now_wall_s))
-        return rows.pause(found[0]) if found else None
+        ours = sa.or_(*(_is_of(p, scope) for scope in (EVERYWHERE, self.scope)))
+        found = await self.fetch(sa.select(p).where(ours, p.c.active.is_(True), p.c.expires_wall_s > now_wall_s))
+        return tuple(sorted((rows.pause(r) for r in found), key=lambda row: not row.everywhere))
+
+    async def pause(self, now_wall_s: float) -> PauseRow | None:
+        """What holds this pool, the widest first; None where automation acts."""
+        return next(iter(await self.pauses(now_wall_s)), None)
 
     async def transitions(
         self,
@@ -98,18 +126,72 @@ class Queries:
         wanted = _between(self._select(d), d.c.wall_s, since_wall_s, until_wall_s)
         return tuple(rows.decision(r) for r in await self.fetch(wanted.order_by(d.c.id.desc()).limit(limit)))
 
-    async def commands(self, limit: int = 100, worker: str | None = None) -> tuple[CommandRow, ...]:
+    async def decision(self, id: int) -> DecisionRow | None:
+        found = await self.fetch(self._select(tables.decision).where(tables.decision.c.id == id))
+        return rows.decision(found[0]) if found else None
+
+    async def decision_after(self, id: int) -> DecisionRow | None:
+        d = tables.decision
+        found = await self.fetch(self._select(d).where(d.c.id > id).order_by(d.c.id).limit(1))
+        return rows.decision(found[0]) if found else None
+
+    async def commands(
+        self, limit: int = 100, worker: str | None = None, since_wall_s: float | None = None, until_wall_s: float | None = None
+    ) -> tuple[CommandRow, ...]:
         c = tables.command
-        wanted = self._select(c)
+        wanted = _between(self._select(c), c.c.wall_s, since_wall_s, until_wall_s)
         if worker is not None:
             wanted = wanted.where(c.c.worker == worker)
         return tuple(rows.command(r) for r in await self.fetch(wanted.order_by(c.c.wall_s.desc(), c.c.id.desc()).limit(limit)))
 
-    async def audit(self, limit: int = 100) -> tuple[AuditRow, ...]:
+    async def audit(
+        self,
+        limit: int = 100,
+        *,
+        actor: str = "",
+        verb: str = "",
+        outcome: str = "",
+        subject: str = "",
+        since_wall_s: float | None = None,
+        until_wall_s: float | None = None,
+        below_id: int | None = None,
+    ) -> tuple[AuditRow, ...]:
+        """Newest first. Empty words ask for any; `below_id` goes on behind a row that was shown."""
         a = tables.audit
-        return tuple(rows.audit(r) for r in await self.fetch(self._select(a).order_by(a.c.id.desc()).limit(limit)))
+        wanted = _between(self._select(a), a.c.wall_s, since_wall_s, until_wall_s)
+        for column, word in ((a.c.actor, actor), (a.c.verb, verb), (a.c.outcome, outcome), (a.c.subject, subject)):
+            wanted = wanted.where(column == word) if word else wanted
+        if below_id is not None:
+            wanted = wanted.where(a.c.id < below_id)
+        return tuple(rows.audit(r) for r in await self.fetch(wanted.order_by(a.c.id.desc()).limit(limit)))
+
+    async def session(self, sha256: str, now_wall_s: float) -> SessionRow | None:
+        """Who is logged in with the session of that digest."""
+        s = people_session
+        wanted = self._select(s).where(s.c.sha256 == sha256, s.c.ended_wall_s.is_(None), s.c.expires_wall_s > now_wall_s)
+        return next((rows.session(r) for r in await self.fetch(wanted)), None)
 
     # ------------------------------------------------------------ what decisions were made on
+
+    async def snapshot_before(self, second: int, within_s: int = 10) -> SnapshotRow | None:
+        """The newest snapshot not after `second`, if there is one of the `within_s` seconds before it."""
+        t = tables.snapshot
+        near = self._select(t).where(t.c.second <= second, t.c.second >= second - within_s)
+        found = await self.fetch(near.order_by(t.c.second.desc()).limit(1))
+        return snapshots.row(found[0]) if found else None
+
+    async def snapshots_every(self, since_s: float, until_s: float, every_s: int, limit: int = 120) -> tuple[SnapshotRow, ...]:
+        """Oldest first, at most one for each `every_s` seconds: enough to draw, not to judge again."""
+        t = tables.snapshot
+        first = sa.func.min(t.c.second)
+        inside = _between(scoped(sa.select(first), t, self.scope), t.c.second, whole(since_s), math.floor(until_s))
+        firsts = inside.group_by(t.c.second - t.c.second % every_s).order_by(first).limit(limit)
+        wanted = self._select(t).where(t.c.second.in_(firsts.scalar_subquery())).order_by(t.c.second)
+        return tuple(snapshots.row(r) for r in await self.fetch(wanted))
+
+    async def basis(self, id: str) -> BasisRow | None:
+        found = await self.fetch(self._select(tables.basis).where(tables.basis.c.id == id))
+        return BasisRow(*(found[0][name] for name in ("id", "wall_s", "policy", "slo", "cost"))) if found else None
 
     async def snapshots(self, since_s: float, until_s: float, limit: int = 200) -> tuple[SnapshotRow, ...]:
         """Oldest first; at most `limit`, since each holds a whole fleet: ask again from the last one's second + 1."""
@@ -169,6 +251,24 @@ class Queries:
                 out[(found.second, found.worker)] = found
         return tuple(out[key] for key in sorted(out))
 
+    async def role_spans(self, since_s: float, until_s: float, step_s: int = 1) -> tuple[RoleSpan, ...]:
+        """What each worker was, in stretches made of rows of `step_s` (1, 60, 300, 3600), ordered by worker and time."""
+        out: list[RoleSpan] = []
+        for source_s, start, end in await self._sources(tables.worker_history, since_s, until_s, step_s):
+            changes = await self.fetch(spans.changes(self.scope, source_s, start, end))
+            lasts = await self.fetch(spans.lasts(self.scope, source_s, start, end))
+            out += [rows.role_span(r) for r in spans.stretches(changes, lasts, source_s)]
+        return tuple(sorted(out, key=lambda s: (s.worker, s.second)))
+
+    async def borrowed_tokens(self, since_s: float, until_s: float, step_s: int = 1) -> float | None:
+        """Tokens of prefill that were lent, by the lenders' counters; None where none of them is known."""
+        found = []
+        for i, (source_s, start, end) in enumerate(await self._sources(tables.worker_history, since_s, until_s, step_s)):
+            # A second source begins with the last second of the first: what was lent in between is counted too.
+            found.append((await self.fetch(spans.gained(self.scope, source_s, start - min(i, 1), end)))[0])
+        known = [r["tokens"] for r in found if r["rows"]]
+        return sum(known) if known else None
+
     async def latest_worker_seconds(self) -> tuple[WorkerSecond, ...]:
         """The newest second of each worker that has one in the ten minutes before the newest of all."""
         t = tables.worker_history
@@ -187,12 +287,13 @@ class Queries:
         )
         return tuple(rows.worker_second(r) for r in await self.fetch(wanted))
 
-    async def slo_minutes(self, slo: str, since_s: float, until_s: float) -> tuple[tuple[int, float, float], ...]:
-        """(minute as unix seconds, good, total), oldest first."""
-        t = tables.slo_minute
-        inside = (t.c.minute >= whole(since_s), t.c.minute < whole(until_s))
-        wanted = self._select(t).where(t.c.slo == slo, *inside).order_by(t.c.minute)
-        return tuple((int(r["minute"]), r["good"], r["total"]) for r in await self.fetch(wanted))
+    async def judged(self, slo: str, since_s: float, until_s: float) -> tuple[float, float]:
+        """Good and all judged requests of a range, over all models. Counted by the minute."""
+        b = tables_alerts.slo_bucket
+        inside = (b.c.slo == slo, b.c.second >= whole(since_s), b.c.second < whole(until_s))
+        wanted = scoped(sa.select(sa.func.sum(b.c.good).label("good"), sa.func.sum(b.c.total).label("total")), b, self.scope)
+        found = (await self.fetch(wanted.where(*inside)))[0]
+        return float(found["good"] or 0.0), float(found["total"] or 0.0)
 
     async def _sources(self, table: sa.Table, since_s: float, until_s: float, step_s: int) -> list[tuple[int, int, int]]:
         """Which stored steps answer a range: roll-ups as far as they reach, the seconds for what is newer."""
@@ -219,10 +320,34 @@ class Queries:
     async def fetch(self, statement: Any) -> Sequence[Mapping[str, Any]]:
         """For the store's own modules: rows of a statement, read beside the writer."""
         try:
-            async with call_limit(self._engine), self._engine.connect() as connection:
+            async with call_limit(self._engine), self._connection() as connection:
                 return [dict(r) for r in (await connection.execute(statement)).mappings().all()]
         except (SQLAlchemyError, OSError) as error:
             raise StoreUnavailable(trouble(error)) from error
+
+    @asynccontextmanager
+    async def one_moment(self) -> AsyncIterator[None]:
+        """All reads inside share one connection and its transaction: with SQLite they see the same moment, and cost half."""
+        async with AsyncExitStack() as stack:
+            before = self._moment.set(_Moment(stack))
+            try:
+                yield
+            finally:
+                self._moment.reset(before)
+                with suppress(SQLAlchemyError, OSError):  # what was read stands, however the connection ends
+                    await stack.aclose()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[AsyncConnection]:
+        moment = self._moment.get()
+        if moment is None:
+            async with self._engine.connect() as connection:
+                yield connection
+            return
+        async with moment.lock:
+            if moment.connection is None:
+                moment.connection = await moment.stack.enter_async_context(self._engine.connect())
+            yield moment.connection
 
     async def _with_phases(self, found: Sequence[Mapping[str, Any]]) -> tuple[TransitionRow, ...]:
         p = tables.phase

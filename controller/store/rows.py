@@ -157,6 +157,7 @@ def pin(r: Mapping[str, Any]) -> record.PinRow:
 
 def pause(r: Mapping[str, Any]) -> record.PauseRow:
     return record.PauseRow(
+        everywhere=r["cluster"] == record.EVERYWHERE.cluster,
         reason=r["reason"],
         actor=r["actor"],
         created_wall_s=r["created_wall_s"],
@@ -176,6 +177,22 @@ def audit(r: Mapping[str, Any]) -> record.AuditRow:
         outcome=r["outcome"],
         detail=r["detail"],
         reason=r["reason"],
+        address=r["address"],
+        token_id=r["token_id"],
+        request_id=r["request_id"],
+        before=r["before"],
+        after=r["after"],
+    )
+
+
+def session(r: Mapping[str, Any]) -> record.SessionRow:
+    return record.SessionRow(
+        actor=r["actor"],
+        token_id=r["token_id"],
+        scopes=tuple(r["scopes"]),
+        address=r["address"],
+        created_wall_s=r["created_wall_s"],
+        expires_wall_s=r["expires_wall_s"],
     )
 
 
@@ -207,6 +224,11 @@ def worker_second(r: Mapping[str, Any]) -> record.WorkerSecond:
         age_s=r["age_s"],
         lending=bool(r["lending"]),
     )
+
+
+def role_span(r: Mapping[str, Any]) -> record.RoleSpan:
+    role, state = Role(r["role"]), WorkerState(r["state"])
+    return record.RoleSpan(r["worker"], role, state, bool(r["lending"]), int(r["second"]), int(r["end_s"]))
 
 
 def fitted(table: Table, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,9 @@ class Space:
         if disk.f_blocks <= 0:  # some network file systems do not say
             return
         size = disk.f_blocks * disk.f_frsize
-        free = disk.f_bavail * disk.f_frsize + held
+        wanted = min(self._reserve_bytes, int(size * _SHARE_OF_DISK))
+        # The reserve counts as used, held or given up: else it would be a small disk's last room, and gone before anything stops.
+        free = max(0, disk.f_bavail * disk.f_frsize - max(0, wanted - held))
         used = 1.0 - free / size
         if free < PLENTY_BYTES and used >= self._stop_share - (_AGAIN_BELOW if self.trouble else 0.0):
             if not self.trouble:
@@ -68,7 +70,7 @@ class Space:
             _log.warning("the database's disk has room again (%.0f %% full)", used * 100)
         self.trouble = ""
         if held == 0:
-            self._hold(min(self._reserve_bytes, int(size * _SHARE_OF_DISK)))
+            self._hold(wanted)
 
     def give_up(self) -> bool:
         """The disk is full: free the reserve. False if there was none. It is taken back by `look` once there is room."""

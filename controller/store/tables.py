@@ -123,15 +123,26 @@ transition = Table(
     _wall("ended_wall_s", nullable=True),
     Column("detail", Text, nullable=False),
     Column("actor", String(200), nullable=False),
+    Column("slot", Integer),  # 0..max_concurrent-1; a move found in a sidecar's journal may have a higher one
     Index(None, "cluster", "model", "pool", "started_wall_s"),
 )
-# Never two open moves of one worker, whatever the code above this does.
+# Never two open moves of one worker, nor two in one slot, whatever the code above this does.
 Index(
     "uq_transition_open_worker",
     transition.c.cluster,
     transition.c.model,
     transition.c.pool,
     transition.c.worker,
+    unique=True,
+    sqlite_where=transition.c.end.is_(None),
+    postgresql_where=transition.c.end.is_(None),
+)
+Index(
+    "uq_transition_open_slot",
+    transition.c.cluster,
+    transition.c.model,
+    transition.c.pool,
+    transition.c.slot,
     unique=True,
     sqlite_where=transition.c.end.is_(None),
     postgresql_where=transition.c.end.is_(None),
@@ -192,6 +203,11 @@ audit = Table(
     Column("outcome", String(16), nullable=False),
     Column("detail", Text, nullable=False),
     Column("reason", Text, nullable=False),
+    Column("address", String(200), nullable=False, server_default=""),
+    Column("token_id", String(32), nullable=False, server_default=""),
+    Column("request_id", String(64), nullable=False, server_default=""),
+    Column("before", sa.JSON),
+    Column("after", sa.JSON),
     Index(None, "cluster", "model", "pool", "wall_s"),
 )
 
@@ -248,6 +264,7 @@ basis = Table(
     Column("cost", sa.JSON, nullable=False),
 )
 
+# Written by versions before slo_bucket (tables_alerts.py): kept so that one of these can still lead beside a newer standby.
 slo_minute = Table(
     "slo_minute",
     metadata,

@@ -51,7 +51,7 @@ class Versions:
                 current, version = await self._current(connection, table, build, *where)
                 _check(current, expected)
                 row = replace(row, version=version + 1)
-                values = rows.fitted(table, rows.values(row, self._scope)) | {"active": True}
+                values = rows.fitted(table, rows.values(row, self._scope, without=("everywhere",))) | {"active": True}
                 statement = upsert(connection.dialect.name, table, where=table.c.version == version)
                 if (await connection.execute(statement.values(values))).rowcount:
                     return row

@@ -32,12 +32,14 @@ from controller.store.engine import (
     upsert,
 )
 from controller.store.lease import LeadershipHeld, Lease
+from controller.store.opening import TRIES, AlreadyOpen, NoRoom, open_move
 from controller.store.postgresql import Limits
 from controller.store.queries import Queries, scoped
 from controller.store.space import Space
 from controller.store.versions import VersionConflict, Versions
 from fluidpd.names import Answer
 from fluidpd.record import (
+    EVERYWHERE,
     AuditRow,
     BasisRow,
     CommandRow,
@@ -60,14 +62,6 @@ _log = logging.getLogger(__name__)
 _FLUSH_ROWS = 5_000
 UPKEEP_S = 60.0  # roll-ups and retention of a large history
 _SNAPSHOTS_KEPT, _FLUSH_SNAPSHOTS = 120, 20  # they are large: two minutes of them are all that waits for a database
-
-
-class AlreadyOpen(Exception):
-    """The worker has an open move, or the id was used. `current` is that move."""
-
-    def __init__(self, current: TransitionRow) -> None:
-        super().__init__(f"{current.worker} has the move {current.id}, which is {current.end or 'open'}")
-        self.current = current
 
 
 class Deposed(StoreUnavailable):
@@ -103,6 +97,7 @@ class Store:
         self._write: AbstractAsyncContextManager[Any] = asyncio.Lock() if self._single else nullcontext()
         self._lease = Lease(self.scope, wall)
         self._versions = Versions(self._transaction, self.scope)
+        self._versions_everywhere = Versions(self._transaction, EVERYWHERE)
         self._fence: tuple[str, int] | None = None
         self._flusher: asyncio.Task[None] | None = None
         self.queries = Queries(self._engine, self.scope)
@@ -145,20 +140,17 @@ class Store:
             result = await connection.execute(self._insert(tables.decision, rows.values(row, self.scope, without=("id",))))
             return _new_id(result)
 
-    async def open_transition(self, row: TransitionRow) -> None:
-        """Raises AlreadyOpen when the worker has an open move or the id exists: nothing is changed then."""
-        t = tables.transition
-        async with self._transaction() as connection:
-            busy = scoped(sa.select(t), t, self.scope).where(
-                sa.or_(t.c.id == row.id, sa.and_(t.c.worker == row.worker, t.c.end.is_(None)))
-            )
-            found = (await connection.execute(busy.limit(1))).mappings().first()
-            if found is not None:
-                raise AlreadyOpen(rows.transition(dict(found)))
+    async def open_transition(self, row: TransitionRow, limit: int | None = None) -> None:
+        """Raises AlreadyOpen when the worker has an open move or the id exists, NoRoom when `limit` moves are open (None: they
+        are not counted): nothing is changed then."""
+        for left in reversed(range(TRIES)):
             try:
-                await connection.execute(self._insert(t, rows.values(row, self.scope, without=("phases",))))
-            except IntegrityError as error:  # another writer was quicker: the database's own index is the last word
-                raise AlreadyOpen(row) from error
+                async with self._transaction() as connection:
+                    await open_move(connection, self.scope, row, limit)
+                return
+            except IntegrityError:  # another writer was quicker: what it wrote can be seen now
+                if not left:
+                    raise
 
     async def record_phase(self, row: PhaseRow, move: Move, ended_wall_s: float | None = None) -> bool:
         """The event and what it made of the move, together or not at all. False if this (move, seq) was recorded before."""
@@ -220,10 +212,13 @@ class Store:
         return cast(PinRow | None, dropped)
 
     async def set_pause(self, row: PauseRow, expected_version: int | None = None) -> PauseRow:
-        return cast(PauseRow, await self._versions.set(tables.pause, rows.pause, row, expected_version))
+        return cast(PauseRow, await self._pauses(row.everywhere).set(tables.pause, rows.pause, row, expected_version))
 
-    async def drop_pause(self, expected_version: int | None = None) -> PauseRow | None:
-        return cast(PauseRow | None, await self._versions.drop(tables.pause, rows.pause, expected_version))
+    async def drop_pause(self, expected_version: int | None = None, everywhere: bool = False) -> PauseRow | None:
+        return cast(PauseRow | None, await self._pauses(everywhere).drop(tables.pause, rows.pause, expected_version))
+
+    def _pauses(self, everywhere: bool) -> Versions:
+        return self._versions_everywhere if everywhere else self._versions
 
     async def audit(self, row: AuditRow) -> int:
         """What a standby refused is on record too."""
@@ -236,8 +231,9 @@ class Store:
         mine = [t.c.active.is_(True), t.c.version == gone.version]
         if isinstance(gone, PinRow):
             mine.append(t.c.worker == gone.worker)
+        scope = EVERYWHERE if isinstance(gone, PauseRow) and gone.everywhere else self.scope
         async with self._transaction() as connection:
-            ended = await connection.execute(scoped(sa.update(t), t, self.scope).where(*mine).values(active=False))
+            ended = await connection.execute(scoped(sa.update(t), t, scope).where(*mine).values(active=False))
             if ended.rowcount:
                 await self._audit(connection, expiry(gone, wall_s))
         return bool(ended.rowcount)
@@ -383,7 +379,7 @@ class Store:
     async def _watched(self) -> AsyncIterator[None]:
         try:
             yield
-        except (AlreadyOpen, VersionConflict, LeadershipHeld, Deposed, KeyError, IntegrityError):
+        except (AlreadyOpen, NoRoom, VersionConflict, LeadershipHeld, Deposed, KeyError, IntegrityError):
             raise
         except (SQLAlchemyError, OSError) as error:
             said = trouble(error)
@@ -400,6 +396,14 @@ class Store:
         """For the store's own upkeep (history.py)."""
         return self._transaction(limit_s=UPKEEP_S)
 
+    def writing(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """For the store's other writers (alerting.py): one short transaction, while the leadership stands."""
+        return self._transaction()
+
+    def unfenced(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """For what a standby may write too (sessions.py)."""
+        return self._transaction(fenced=False)
+
     def _insert(self, table: sa.Table, values: Mapping[str, Any]) -> Any:
         return sa.insert(table).values(rows.fitted(table, values))
 
@@ -414,10 +418,15 @@ class Store:
         return _new_id(await connection.execute(self._insert(tables.audit, rows.values(row, self.scope, without=("id",)))))
 
 
+def automation(pause: PauseRow) -> str:
+    """What a pause is about, in the audit."""
+    return "automation everywhere" if pause.everywhere else "automation"
+
+
 def expiry(gone: PinRow | PauseRow, wall_s: float) -> AuditRow:
     """The audit row of what lapsed. The actor is who had set it: nobody acted now."""
     verb, subject, detail = (
-        ("pin", gone.worker, f"as {gone.role.value}") if isinstance(gone, PinRow) else ("pause", "automation", "")
+        ("pin", gone.worker, f"as {gone.role.value}") if isinstance(gone, PinRow) else ("pause", automation(gone), "")
     )
     return AuditRow(0, wall_s, gone.actor, "fluidpd", verb, subject, "expired", detail, gone.reason)
 

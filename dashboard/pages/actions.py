@@ -1,4 +1,4 @@
-"""The forms: pin, unpin, pause, resume. Each is checked here for form, carried out by the controller, and answered in a sentence.
+"""What forms ask for: pin, unpin, pause, resume, move, cancel. Each is checked here, carried out by the controller, and answered.
 
 Never writes a record itself, and never repeats an action.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from dashboard import visitor
 from dashboard.controller_client import Controller, Problem
 from fluidpd.names import Role
 from fluidpd.record import PauseRow
@@ -38,7 +39,7 @@ class Typed:
 class ActionsView:
     template: ClassVar[str] = "part_actions.html"
     csrf: str
-    range_name: str
+    state: str  # the page's query, so that an action comes back to it
     workers: tuple[tuple[str, str], ...]  # (name, what the form sends)
     ttls: tuple[tuple[str, int], ...]
     default_ttl_s: int
@@ -60,6 +61,11 @@ def _worker(form: dict[str, str]) -> tuple[str, int | None]:
     return worker, int(version) if version.isdecimal() and len(version) < 10 else None
 
 
+def _version(form: dict[str, str], name: str = "version") -> int | None:
+    raw = form.get(name, "")
+    return int(raw) if raw.isdecimal() and len(raw) < 10 else None
+
+
 def _ttl(form: dict[str, str]) -> int | Problem:
     raw = form.get("ttl_s", "")
     if not raw.isdecimal() or not 0 < int(raw[:9]) <= 86400:
@@ -76,6 +82,9 @@ def _reason(form: dict[str, str]) -> str | Problem:
 
 
 async def pin(controller: Controller, form: dict[str, str]) -> Note:
+    """Hold a worker in a role; with `act` move, only take it there."""
+    if form.get("act") == "move":
+        return await move(controller, form)
     worker, version = _worker(form)
     role = form.get("role", "")
     if not worker or role not in {r.value for r in Role}:
@@ -83,26 +92,72 @@ async def pin(controller: Controller, form: dict[str, str]) -> Note:
     ttl, reason = _ttl(form), _reason(form)
     if isinstance(ttl, Problem) or isinstance(reason, Problem):
         return Note("", ttl if isinstance(ttl, Problem) else reason if isinstance(reason, Problem) else None)
+    if (problem := await _named(controller, form, worker, role, "pin")) is not None:
+        return Note("", problem)
     return Note(f"{worker} is pinned to {role}.", await controller.pin(worker, role, ttl, reason, version))
 
 
-async def unpin(controller: Controller, form: dict[str, str]) -> Note:
+async def _named(controller: Controller, form: dict[str, str], worker: str, role: str, act: str) -> Problem | None:
+    """Whoever takes the last worker that may go from a role types its name: a slip of the hand does not do that."""
+    if not visitor.current().may_act:
+        return None  # the controller refuses them, and says by which rule
+    found = await controller.preview(worker, role, act, form.get("force") == "yes")
+    if isinstance(found, Problem):
+        return found
+    if not found["at_minimum"] or form.get("confirm", "").strip() == worker:
+        return None
+    left, floor = found["minimum"]["left"], found["minimum"]["floor"]
+    told = f"This leaves {left} serving {found['from_role']} workers, and the minimum is {floor}. Type {worker} to confirm it."
+    return Problem(422, "Type the worker's name", told, "confirm")
+
+
+async def move(controller: Controller, form: dict[str, str]) -> Note:
     worker, _ = _worker(form)
+    role, force = form.get("role", ""), form.get("force") == "yes"
+    if not worker or role not in {r.value for r in Role}:
+        return Note("", Problem(422, "Which worker, which role?", "Choose a worker and the role it shall take."))
+    reason = _reason(form)
+    if isinstance(reason, Problem):
+        return Note("", reason)
+    if (problem := await _named(controller, form, worker, role, "move")) is not None:
+        return Note("", problem)
+    return Note(f"{worker} moves to {role}.", await controller.move(worker, role, reason, force))
+
+
+async def cancel(controller: Controller, form: dict[str, str]) -> Note:
+    reason = _reason(form)
+    if isinstance(reason, Problem):
+        return Note("", reason)
+    if not form.get("move"):
+        return Note("", Problem(422, "Which move?", "Choose the move that shall go back."))
+    return Note("The move was told to go back.", await controller.cancel(form["move"], reason))
+
+
+async def unpin(controller: Controller, form: dict[str, str]) -> Note:
+    worker, version = _worker(form)
     if not worker:
         return Note("", Problem(422, "Which worker?", "Choose the worker whose pin shall go."))
-    reason = form.get("reason", "").strip()[:MAX_REASON]
-    return Note(f"{worker} is no longer pinned.", await controller.unpin(worker, reason if len(reason) >= MIN_REASON else ""))
+    reason = _reason(form)
+    if isinstance(reason, Problem):
+        return Note("", reason)
+    return Note(f"{worker} is no longer pinned.", await controller.unpin(worker, reason, version))
 
 
 async def pause(controller: Controller, form: dict[str, str]) -> Note:
     ttl, reason = _ttl(form), _reason(form)
     if isinstance(ttl, Problem) or isinstance(reason, Problem):
         return Note("", ttl if isinstance(ttl, Problem) else reason if isinstance(reason, Problem) else None)
-    return Note("Automation is paused. FluidPD keeps watching.", await controller.pause(reason, ttl))
+    freeze = form.get("roll_back") == "yes"
+    done = "Automation is paused, and moves under way go back where they still can." if freeze else "Automation is paused."
+    everywhere = form.get("where") == "everywhere"
+    version = _version(form, "version_everywhere" if everywhere else "version")
+    return Note(f"{done} FluidPD keeps watching.", await controller.pause(reason, ttl, freeze, version, everywhere))
 
 
 async def resume(controller: Controller, form: dict[str, str]) -> Note:
     reason = _reason(form)
     if isinstance(reason, Problem):
         return Note("", reason)
-    return Note("Automation acts again.", await controller.resume(reason))
+    everywhere = form.get("where") == "everywhere"
+    ended = "The pause of every pool is ended." if everywhere else "The pause of this pool is ended."
+    return Note(ended, await controller.resume(reason, _version(form), everywhere))

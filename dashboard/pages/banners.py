@@ -1,4 +1,4 @@
-"""Banners above the answer and badges in the top bar: what a reader must know before believing the page.
+"""Banners above the answer: what a reader must know before believing the page.
 
 Never hides one trouble behind another.
 """
@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 from dashboard import format as fmt
 from dashboard.pages.facts import Facts
-from fluidpd.names import Mode, WorkerState
-
-MOST_NOTES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +16,6 @@ class Banner:
     tone: str
     text: str
     since_wall_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something a reader should know in time: short, with the whole of it in the title."""
-
-    text: str
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
-class Chip:
-    text: str
-    tone: str
-    title: str
 
 
 def banners(f: Facts) -> tuple[Banner, ...]:
@@ -53,24 +35,4 @@ def banners(f: Facts) -> tuple[Banner, ...]:
     told = f.status.banner if f.status else ""
     if f.status is not None and not f.status.leading and not f.is_stale and not told:
         shown.append(Banner("warn", "The controller that wrote this is not the leader: it watches and does not act."))
-    quarantined = [w.name for w in f.workers if w.state is WorkerState.QUARANTINED and w.name not in told]
-    if quarantined:
-        names = fmt.listed(quarantined)
-        shown.append(Banner("bad", f"Quarantined: {names}. Look at the engine, restart it; it registers again by itself."))
     return tuple(shown)
-
-
-def chips(f: Facts) -> tuple[Chip, ...]:
-    engines = {*(f.status.engines if f.status else ()), *(w.engine for w in f.present)}
-    shown = []
-    if "emulated" in engines:
-        shown.append(Chip("EMULATED", "warn", "Engines are emulated: step times come from tables, no GPU computes here."))
-    if f.status is not None and f.status.mode == Mode.ADVISORY:
-        shown.append(Chip("ADVISORY", "warn", "FluidPD decides and records, and sends nothing."))
-    return tuple(shown)
-
-
-def attention(f: Facts) -> tuple[Note, ...]:
-    """Workers of which less can be had than of others. Nothing to wake anybody for: it stands below the answer."""
-    told = f.status.attention if f.status is not None else ()
-    return tuple(Note(fmt.shortened(fmt.capitalised(text), 150), text) for text in told[:MOST_NOTES])

@@ -1,17 +1,16 @@
-"""What the header is made of, read once: status, workers, pins, pause, moves and the lenders' seconds.
+"""What the header is made of, read once: status, workers, pins, pause, moves, and what was lent.
 
 Never judges: it counts and divides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dashboard.reading import Records
 from dashboard.urls import Window
 from fluidpd.names import Role, WorkerState
-from fluidpd.record import PauseRow, PinRow, StatusRow, TransitionRow, WorkerRow, WorkerSecond
+from fluidpd.record import PauseRow, PinRow, StatusRow, TransitionRow, WorkerRow
 
 UP = frozenset({WorkerState.SERVING, WorkerState.SLOW, WorkerState.STALE})
 
@@ -29,7 +28,7 @@ class Facts:
     pause: PauseRow | None
     open_moves: tuple[TransitionRow, ...]
     last_moves: tuple[TransitionRow, ...]
-    seconds: tuple[WorkerSecond, ...]
+    borrowed_tokens: float | None  # lent in the window
     insecure: str = ""  # what of this dashboard stands open to anybody
 
     @property
@@ -46,7 +45,6 @@ class Facts:
 
 
 async def read(records: Records, window: Window, stale_after_s: float) -> Facts:
-    seconds, _ = await records.lanes(window)
     return Facts(
         now_s=records.wall(),
         window=window,
@@ -56,8 +54,8 @@ async def read(records: Records, window: Window, stale_after_s: float) -> Facts:
         pins=await records.pins(),
         pause=await records.pause(),
         open_moves=await records.open_moves(),
-        last_moves=await records.latest_moves(1),
-        seconds=seconds,
+        last_moves=await records.latest_moves(25),
+        borrowed_tokens=await records.borrowed_tokens(window),
         insecure=records.insecure,
     )
 
@@ -71,17 +69,3 @@ def attainment(status: StatusRow) -> float | None:
     if not status.requests_total or status.requests_good is None:
         return None
     return status.requests_good / status.requests_total
-
-
-def borrowed_tokens(seconds: Sequence[WorkerSecond]) -> float | None:
-    """What the lenders' counters gained in the window. A counter that fell has restarted: what it shows since then counts."""
-    last: dict[str, float] = {}
-    gained: float | None = None
-    for row in sorted(seconds, key=lambda r: r.second):
-        total = row.borrowed_tokens_total
-        if total is None:
-            continue
-        before = last.get(row.worker)
-        gained = (gained or 0.0) + (0.0 if before is None else total - before if total >= before else total)
-        last[row.worker] = total
-    return gained

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dashboard import format as fmt
-from dashboard.pages.facts import Facts, attainment, borrowed_tokens, count
-from dashboard.urls import Window
+from dashboard.pages.facts import Facts, attainment, count
 from fluidpd.names import Role, WorkerState
 from fluidpd.record import StatusRow
 
@@ -67,12 +66,8 @@ def _split(f: Facts) -> Figure:
 
 
 def _lending(f: Facts) -> Figure:
-    tokens = borrowed_tokens(f.seconds)
+    tokens = f.borrowed_tokens
     lenders = None if f.status is None else len(f.status.lenders)
     value = fmt.UNKNOWN if lenders is None else f"{lenders}"
-    told = "tokens lent: unknown" if tokens is None else f"{fmt.amount(tokens)} tokens lent in {_span(f.window)}"
+    told = "tokens lent: unknown" if tokens is None else f"{fmt.amount(tokens)} tokens lent, {f.window.words}"
     return Figure("Workers lending now", value, told, "unknown" if lenders is None else "")
-
-
-def _span(window: Window) -> str:
-    return {"5m": "5 min", "15m": "15 min", "1h": "1 h", "6h": "6 h", "24h": "24 h"}[window.range]

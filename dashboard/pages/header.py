@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dashboard import format as fmt
-from dashboard.pages.banners import Banner, Chip, Note, attention, banners, chips
+from dashboard.pages.attention import Item, items
+from dashboard.pages.banners import Banner, banners
 from dashboard.pages.facts import Facts, attainment, count
 from dashboard.pages.figures import Figure, figures
 from dashboard.pages.sentences import refusal_words
+from dashboard.urls import Asked
 from fluidpd.names import Heading, Mode, Reason, Role
 from fluidpd.record import StatusRow
 
@@ -45,16 +47,14 @@ class HeaderView:
     answer: Answer
     figures: tuple[Figure, ...]
     banners: tuple[Banner, ...]
-    attention: tuple[Note, ...]
+    attention: tuple[Item, ...]
     is_stale: bool
     is_paused: bool  # an open page shows or hides the resume form by it
     now_wall_s: float
     command: str  # what to run next, where there is such a thing
-    chips: tuple[Chip, ...]
-    is_fragment: bool  # fetched alone: it then carries the page's badges along
 
 
-def view(facts: Facts, is_fragment: bool = False) -> HeaderView:
+def view(facts: Facts, asked: Asked) -> HeaderView:
     command = ""
     if facts.status is None:
         command = "fluidpd controller"
@@ -64,13 +64,11 @@ def view(facts: Facts, is_fragment: bool = False) -> HeaderView:
         answer=answer(facts),
         figures=figures(facts),
         banners=banners(facts),
-        attention=attention(facts),
+        attention=items(facts, asked),
         is_stale=facts.is_stale,
         is_paused=facts.pause is not None,
         now_wall_s=facts.now_s,
         command=command,
-        chips=chips(facts),
-        is_fragment=is_fragment,
     )
 
 
@@ -95,6 +93,11 @@ def _told(f: Facts, status: StatusRow) -> Answer:
     users = "" if hurt is None or goal is None else "Users miss their SLOs. " if missed else "Users are inside their SLOs. "
     calm = "warn" if missed else "ok"
     why = fmt.capitalised(fmt.reason_words(status.reason)) + "."
+    if not status.leading:
+        if status.leader:
+            return Answer("warn", f"This controller only watches: {status.leader} leads.", why)
+        nobody = "No leader: nothing is started until a controller leads again."
+        return Answer("bad", nobody, fmt.capitalised(status.banner) or why)
     if not f.present:
         return Answer("unknown", "No workers are registered.", "Start a sidecar beside each SGLang worker; it registers itself.")
     if f.pause is not None:
@@ -125,10 +128,12 @@ def _roles(f: Facts) -> str:
 def _moving(f: Facts) -> str:
     move = f.open_moves[0]
     since = move.phases[-1].wall_s if move.phases else move.started_wall_s
-    took = fmt.seconds(max(0.0, f.now_s - since))
+    took_s = f.now_s - since
+    # A phase that has just begun has no length yet.
+    at = move.phase.value + (f" for {fmt.seconds(took_s)}" if took_s >= 0.1 else "")
     if move.heading is Heading.BACK:
-        return f"Returning {move.worker} to {move.from_role} ({move.phase.value} for {took})."
-    return f"Moving {move.worker} to {move.to_role} ({move.phase.value} for {took})."
+        return f"Returning {move.worker} to {move.from_role} ({at})."
+    return f"Moving {move.worker} to {move.to_role} ({at})."
 
 
 def _more_moves(f: Facts) -> str:

@@ -13,15 +13,17 @@ from typing import ClassVar
 
 from dashboard import format as fmt
 from dashboard.reading import Records
-from dashboard.urls import Window
+from dashboard.urls import Asked, Window
 from fluidpd.names import End, Phase, WorkerState
-from fluidpd.record import PinRow, TransitionRow, WorkerRow, WorkerSecond
+from fluidpd.record import PinRow, RoleSpan, TransitionRow, WorkerRow, WorkerSecond
+
+Seen = RoleSpan | WorkerSecond
 
 FLUSH_LAG_S = 4.0  # per-second rows are buffered: so much missing at the right edge is no gap yet
 LETTER_SHARE = 0.035
 TEXT_SHARE = 0.11
 DRAINING = frozenset({Phase.PREFLIGHT, Phase.DRAIN})
-TICKS_S = {"5m": 60, "15m": 180, "1h": 600, "6h": 3600, "24h": 14400}
+TICKS_S = (5, 10, 30, 60, 180, 300, 600, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800, 432_000, 864_000)
 WORDS = {
     "prefill": "prefill",
     "decode": "decode",
@@ -69,6 +71,7 @@ class Lane:
 class Tick:
     at: float
     text: str
+    iso: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class LanesView:
     template: ClassVar[str] = "part_lanes.html"
     lanes: tuple[Lane, ...]
     ticks: tuple[Tick, ...]
-    words: str
+    window: Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +89,30 @@ class _Run:
     end_s: float
 
 
-async def read(records: Records, window: Window) -> LanesView:
+async def read(records: Records, asked: Asked) -> LanesView:
+    window = asked.window
     rows, step_s = await records.lanes(window)
-    return view(window, step_s, await records.workers(), rows, await records.moves_in(window), await records.pins())
+    workers, moves, pins = await records.workers(), await records.moves_in(window), await records.pins()
+    return view(window, step_s, workers, rows, moves, pins, wanted=asked)
 
 
 def view(
     window: Window,
     step_s: int,
     workers: Sequence[WorkerRow],
-    rows: Iterable[WorkerSecond],
+    rows: Iterable[Seen],
     moves: Iterable[TransitionRow],
     pins: Iterable[PinRow],
+    wanted: Asked | None = None,
 ) -> LanesView:
-    seconds: dict[str, list[WorkerSecond]] = defaultdict(list)
+    """`rows` are stretches, or seconds (buckets) of `step_s`; `wanted` narrows them to a worker, role or model."""
+    seconds: dict[str, list[Seen]] = defaultdict(list)
     for row in rows:
         seconds[row.worker].append(row)
     by_name = {w.name: w for w in workers}
     shown = [n for n in {*by_name, *seconds} if n in seconds or by_name[n].state is not WorkerState.GONE]
+    if wanted is not None:
+        shown = [n for n in shown if _is_wanted(n, by_name.get(n), wanted)]
     moves_of: dict[str, list[TransitionRow]] = defaultdict(list)
     for move in moves:
         if (move.ended_wall_s or window.until_s) >= window.since_s:
@@ -115,7 +124,15 @@ def view(
         _lane(name, by_name.get(name), seconds[name], moves_of[name], pins_of[name], window, step_s)
         for name in sorted(shown, key=natural)
     )
-    return LanesView(lanes, ticks(window), window.words)
+    return LanesView(lanes, ticks(window), window)
+
+
+def _is_wanted(name: str, worker: WorkerRow | None, asked: Asked) -> bool:
+    if asked.worker and name != asked.worker:
+        return False
+    if worker is None:
+        return not (asked.model or asked.role)
+    return asked.model in ("", worker.model) and asked.role in ("", worker.role.value)
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
@@ -124,17 +141,18 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 
 
 def ticks(window: Window) -> tuple[Tick, ...]:
-    every = TICKS_S[window.range]
+    every = next((s for s in TICKS_S if s >= window.length_s / 8), TICKS_S[-1])
     first = int(window.since_s // every + 1) * every
-    # A label too near the right edge would touch "now".
+    words = fmt.day_minute if window.length_s > 86_400 else fmt.minute if every >= 60 else fmt.clock
+    # A label too near the right edge would touch the end's.
     times = range(first, int(window.until_s) + 1, every)
-    return tuple(Tick(window.share(t), fmt.minute(t)) for t in times if 0.02 < window.share(t) < 0.95)
+    return tuple(Tick(window.share(t), words(t), fmt.iso(t)) for t in times if 0.02 < window.share(t) < 0.93)
 
 
 def _lane(
     name: str,
     worker: WorkerRow | None,
-    rows: list[WorkerSecond],
+    rows: list[Seen],
     moves: list[TransitionRow],
     pins: list[PinRow],
     window: Window,
@@ -142,7 +160,7 @@ def _lane(
 ) -> Lane:
     rows.sort(key=lambda r: r.second)
     runs = _runs(rows, worker, window, step_s)
-    lent = _merge([_Run("lent", r.second, r.second + step_s) for r in rows if r.lending])
+    lent = _merge([_Run("lent", r.second, _end_s(r, step_s)) for r in rows if r.lending])
     base = tuple(_span(run, window) for run in runs)
     moving = tuple(_span(run, window) for m in sorted(moves, key=lambda m: m.started_wall_s) for run in _move_runs(m, window))
     role = worker.role.value if worker else rows[-1].role.value
@@ -150,7 +168,7 @@ def _lane(
     return Lane(
         worker=name,
         role=role,
-        state="" if state in (WorkerState.SERVING, WorkerState.MOVING) else state.value,
+        state=_state_words(worker, state, window),
         base=base,
         moves=moving,
         lent=tuple(_span(run, window) for run in lent),
@@ -164,7 +182,20 @@ def _lane(
     )
 
 
-def _kind(row: WorkerSecond) -> str:
+def _state_words(worker: WorkerRow | None, state: WorkerState, window: Window) -> str:
+    """What stands beside the name where it is not plain serving; of a silent worker, for how long it has been."""
+    if state in (WorkerState.SERVING, WorkerState.MOVING):
+        return ""
+    if worker is not None and state in (WorkerState.STALE, WorkerState.LOST) and window.is_live:
+        return f"{state.value} {fmt.seconds(float(int(max(0.0, window.until_s - worker.seen_wall_s))))}"
+    return state.value
+
+
+def _end_s(row: Seen, step_s: int) -> int:
+    return row.end_s if isinstance(row, RoleSpan) else row.second + step_s
+
+
+def _kind(row: Seen) -> str:
     match row.state:
         case WorkerState.QUARANTINED:
             return "failed"
@@ -178,9 +209,9 @@ def _kind(row: WorkerSecond) -> str:
             return row.role.value
 
 
-def _runs(rows: list[WorkerSecond], worker: WorkerRow | None, window: Window, step_s: int) -> list[_Run]:
+def _runs(rows: list[Seen], worker: WorkerRow | None, window: Window, step_s: int) -> list[_Run]:
     """The lane's ground, left to right, with every hole named. Before a worker existed there is nothing to know."""
-    runs = _merge([_Run(_kind(r), r.second, r.second + step_s) for r in rows])
+    runs = _merge([_Run(_kind(r), r.second, _end_s(r, step_s)) for r in rows])
     filled: list[_Run] = []
     at = max(window.since_s, worker.registered_wall_s if worker else (runs[0].start_s if runs else window.until_s))
     for run in runs:

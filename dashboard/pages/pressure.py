@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 from dashboard import format as fmt
 from dashboard import urls
 from dashboard.pages.sentences import decision_mark, decision_words, is_deed
-from dashboard.reading import Records
-from dashboard.urls import Window
+from dashboard.reading import CHART_POINTS, MARKS, Records
+from dashboard.urls import Asked, Window
 from fluidpd.record import DecisionRow, IndexSecond
 
 TABLE_ROWS = 30
+LATE_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +33,47 @@ class TableRow:
 class PressureView:
     template: ClassVar[str] = "part_pressure.html"
     src: str
+    compare: str  # how far back the ghost line lies, in words; empty without one
+    compare_href: str
+    window: Window
+    partial: str  # what of the window is not marked; empty where all is
     rows: tuple[TableRow, ...]
     limits: tuple[tuple[str, str], ...]
 
 
-async def read(records: Records, window: Window) -> PressureView:
+async def read(records: Records, asked: Asked) -> PressureView:
+    window = asked.window
     since = math.floor(window.since_s)
     ppi, _ = await records.index("ppi", window, since)
     dpi, _ = await records.index("dpi", window, since)
     status = await records.status()
+    decided = await records.decisions_in(window)
+    compare = asked.own.get("compare") == "before"
     return PressureView(
-        src=urls.with_query(urls.PRESSURE_DATA, range=window.range),
-        rows=table(window, ppi, dpi, await records.decisions_in(window)),
+        src=asked.href(urls.PRESSURE_DATA),
+        compare=fmt.seconds(window.length_s) if compare else "",
+        compare_href=asked.href(urls.OVERVIEW, compare="" if compare else "before") + "#pressure-title",
+        window=window,
+        partial=f"Marks: the newest {MARKS} decisions of this time; zoom in for earlier ones." if len(decided) >= MARKS else "",
+        rows=table(window, ppi, dpi, decided),
         limits=tuple((fmt.label_of(k), fmt.number(v)) for k, v in (status.thresholds if status else {}).items()),
     )
 
 
-async def read_data(records: Records, window: Window, since_s: int | None) -> dict[str, Any]:
-    """What the chart draws. `since_s` is the last second a page already has: it is sent again, since it may have grown."""
-    start = math.floor(window.since_s) if since_s is None else max(since_s, math.floor(window.since_s))
-    ppi, step_s = await records.index("ppi", window, start)
-    dpi, _ = await records.index("dpi", window, start)
+async def read_data(
+    records: Records, window: Window, since_s: int | None, width_px: int = CHART_POINTS // 2, compare: bool = False
+) -> dict[str, Any]:
+    """What the chart draws, in at most two buckets for each of its `width_px` pixels.
+
+    `since_s` is the last second a page already has. What is younger than LATE_S before it is sent again: a bucket may have grown,
+    and one index may have been written a moment after the other. `compare`: also the means of the
+    same length of time before, laid over this one.
+    """
+    points = 2 * min(max(width_px, 200), 2000)
+    start = math.floor(window.since_s) if since_s is None else max(since_s - LATE_S, math.floor(window.since_s))
+    ppi, step_s = await records.index("ppi", window, start, points)
+    dpi, dpi_step_s = await records.index("dpi", window, start, points)
+    step_s = max(step_s, dpi_step_s)
     status = await records.status()
     # Buckets follow the epoch, so that a page's older points and these fall on the same grid.
     first = start // step_s * step_s
@@ -65,9 +86,20 @@ async def read_data(records: Records, window: Window, since_s: int | None) -> di
         "t": grid,
         **{f"ppi_{k}": v for k, v in _columns(ppi, grid, step_s).items()},
         **{f"dpi_{k}": v for k, v in _columns(dpi, grid, step_s).items()},
+        "ppi_before": await _before(records, "ppi", window, grid, points) if compare else [None] * len(grid),
+        "dpi_before": await _before(records, "dpi", window, grid, points) if compare else [None] * len(grid),
         "limits": dict(status.thresholds) if status else {},
         "marks": [mark(d) for d in reversed(await records.decisions_in(window))],
     }
+
+
+async def _before(records: Records, name: str, window: Window, grid: Sequence[int], points: int) -> list[float | None]:
+    """The means of the period before, at the moments of this one; None where nothing was recorded then."""
+    earlier, shift_s = window.before(), window.length_s
+    rows, step_s = await records.index(name, earlier, math.floor(earlier.since_s), points)
+    at = {row.second // step_s: row.mean for row in rows}
+    found = (at.get(int(second - shift_s) // step_s) for second in grid)
+    return [None if mean is None else round(mean, 4) for mean in found]
 
 
 def mark(row: DecisionRow) -> dict[str, Any]:

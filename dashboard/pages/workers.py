@@ -12,7 +12,7 @@ from dashboard import format as fmt
 from dashboard import urls
 from dashboard.pages.lanes import natural
 from dashboard.reading import Records
-from dashboard.urls import Window
+from dashboard.urls import Asked
 from fluidpd.names import PluginState, Role, WorkerState
 from fluidpd.record import PinRow, WorkerRow, WorkerSecond
 
@@ -51,23 +51,23 @@ class WorkersView:
     workers: tuple[WorkerView, ...]
 
 
-async def read(records: Records, window: Window) -> WorkersView:
+async def read(records: Records, asked: Asked) -> WorkersView:
     seconds = await records.latest_seconds()
     pins = {p.worker: p for p in await records.pins()}
     now = records.wall()
     rows = [w for w in await records.workers() if w.state is not WorkerState.GONE]
     rows.sort(key=lambda w: natural(w.name))
-    return WorkersView(tuple(worker_view(w, seconds.get(w.name), pins.get(w.name), now, window) for w in rows))
+    return WorkersView(tuple(worker_view(w, seconds.get(w.name), pins.get(w.name), now, asked) for w in rows))
 
 
-def worker_view(w: WorkerRow, s: WorkerSecond | None, pin: PinRow | None, now_s: float, window: Window) -> WorkerView:
+def worker_view(w: WorkerRow, s: WorkerSecond | None, pin: PinRow | None, now_s: float, asked: Asked) -> WorkerView:
     return WorkerView(
         name=w.name,
         role=w.role.value,
         state=w.state.value,
         state_words=fmt.STATES[w.state],
         tone="bad" if w.state in BAD else "warn" if w.state in WARN else "",
-        age=fmt.ago(max(0.0, now_s - _heard_wall_s(w, s))),
+        age=fmt.ago(max(0.0, now_s - heard_wall_s(w, s))),
         pressure=fmt.number(s.pressure if s else None),
         # Slack is a decode worker's; on a prefill worker there is no such number, which is not the same as unknown.
         slack=fmt.seconds(s.slack_s if s else None) if w.role is Role.DECODE else "–",
@@ -76,7 +76,7 @@ def worker_view(w: WorkerRow, s: WorkerSecond | None, pin: PinRow | None, now_s:
         load=_load(w, s),
         lends=_lends(s),
         pin=f"{pin.role} until {fmt.minute(pin.expires_wall_s)}, by {pin.actor}: {pin.reason}" if pin else "",
-        pin_href=urls.with_query(urls.OVERVIEW, range=window.range, pin=w.name) + "#act-pin",
+        pin_href=asked.href(urls.OVERVIEW, pin=w.name) + "#act-pin",
         flippable="yes" if w.flippable else "no: " + (fmt.shortened(w.not_flippable_why) or "the engine does not say why"),
         flip_title="" if w.flippable else w.not_flippable_why,
         is_flippable=w.flippable,
@@ -93,7 +93,7 @@ def _plugin_title(w: WorkerRow) -> str:
     return "\n".join([*([w.plugin_why] if w.plugin_why else []), *cannot])
 
 
-def _heard_wall_s(w: WorkerRow, s: WorkerSecond | None) -> float:
+def heard_wall_s(w: WorkerRow, s: WorkerSecond | None) -> float:
     """When it was last heard: the registry's row is written now and then, the per-second row knows better."""
     if s is None or s.age_s is None:
         return w.seen_wall_s

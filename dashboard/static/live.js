@@ -2,80 +2,74 @@
 // Never holds records of its own, and never hides that it has lost touch.
 (() => {
   "use strict";
-  const PARTS = [...document.querySelectorAll("[data-part]")];
   const live = document.getElementById("live");
   const lost = document.getElementById("unreachable");
-  const MAX_FAILURES = 3, POLL_MS = 2000, REOPEN_MS = 5000, LOST_MS = 5000;
-  let source = null, failures = 0, polling = null, reopening = null, heard = performance.now();
+  const MAX_FAILURES = 3, POLL_MS = 2000, LOST_MS = 5000;
+  let polling = null, trouble = "", heard = performance.now();
 
   const say = (text, tone, title) => {
     live.textContent = text;
-    live.className = `chip plain live ${tone}`;
+    live.className = `badge plain live ${tone}`;
     live.title = title;
   };
   const refresh = () => {
-    for (const part of PARTS) htmx.trigger(part, "refresh");
-    document.dispatchEvent(new Event("fluid:refresh"));
+    // A window that ended in the past does not change: what shows it is marked data-window, and is left alone.
+    const past = document.body.dataset.live === "no" ? ":not([data-window])" : "";
+    for (const part of document.querySelectorAll(`[data-part]${past}`)) htmx.trigger(part, "refresh");
+    if (!past) document.dispatchEvent(new Event("fluid:refresh"));
   };
 
   // ---- the stream, and what replaces it
-  const close = () => {
-    if (source) source.close();
-    source = null;
-    clearTimeout(reopening);
+  const poll = (on) => {
+    if (on === (polling !== null)) return;
+    if (!on) { clearInterval(polling); polling = null; return; }
+    const ask = () => { say("polling", "", "No live connection; the page asks every two seconds"); refresh(); };
+    polling = setInterval(ask, POLL_MS);
+    ask();
   };
-  const open = () => {
-    close();
-    source = new EventSource(document.body.dataset.stream);
-    source.addEventListener("open", () => {
-      failures = 0;
-      clearInterval(polling);
-      polling = null;
-    });
-    source.addEventListener("nudge", (event) => {
-      heard = performance.now();
-      const told = JSON.parse(event.data);
-      if (told.source === "controller") say("live", "on", "Events come from the controller");
-      else say("live, from records", "", "The controller's event stream is away; the database is read once a second");
-      refresh();
-    });
-    source.addEventListener("error", () => {
-      failures += 1;
-      say("reconnecting", "off", "The live connection broke");
-      if (failures >= MAX_FAILURES && !polling) {
-        polling = setInterval(() => { say("polling", "", "No live connection; the page asks every two seconds"); refresh(); }, POLL_MS);
-      }
-      // A refused stream stays closed by itself; a broken one reconnects.
-      if (source && source.readyState === EventSource.CLOSED) reopening = setTimeout(open, REOPEN_MS);
-    });
-  };
-  // A hidden tab lets its connection go: a browser has few for one server.
-  document.addEventListener("visibilitychange", () => {
-    if (document.hidden) {
-      close();
-      clearInterval(polling);
-      polling = null;
-      say("paused while hidden", "", "");
-    } else {
-      heard = performance.now();
-      refresh();
-      open();
+  const told = (message) => {
+    if (document.hidden) return;
+    if (message.kind === "open") { poll(false); return; }
+    if (message.kind === "reset") { heard = performance.now(); refresh(); return; }
+    if (message.kind === "broken") {
+      if (!polling) say("reconnecting", "off", "The live connection broke");
+      if (message.failures >= MAX_FAILURES) poll(true);
+      return;
     }
+    heard = performance.now();
+    poll(false);
+    if (JSON.parse(message.data).source === "controller") say("live", "on", "Events come from the controller");
+    else say("live, from records", "", "The controller's event stream is away; the database is read once a second");
+    refresh();
+  };
+  const shown = window.fluidStream(document.body.dataset.stream, document.body.dataset.worker, told);
+  document.addEventListener("visibilitychange", () => {
+    shown(!document.hidden);
+    if (document.hidden) { poll(false); say("paused while hidden", "", ""); return; }
+    heard = performance.now();
+    refresh();
   });
+  // Grey is what is old, whoever fell silent: the controller (the badges say so) or this dashboard.
+  const grey = () => {
+    const state = document.getElementById("state");
+    document.body.classList.toggle("is-stale", !lost.hidden || (state !== null && state.dataset.stale === "yes"));
+  };
   setInterval(() => {
     const silent = performance.now() - heard;
-    lost.hidden = document.hidden || silent < LOST_MS;
-    if (!lost.hidden) {
-      lost.textContent = `This dashboard has not answered for ${Math.round(silent / 1000)} s: what you see is old. Is \`fluidpd dashboard\` running?`;
-      document.body.classList.add("is-stale");
-    }
+    lost.hidden = document.hidden || (silent < LOST_MS && !trouble);
+    grey();
+    if (lost.hidden) return;
+    lost.textContent = silent < LOST_MS ? `${trouble} What you see is old.`
+      : `This dashboard has not answered for ${Math.round(silent / 1000)} s: what you see is old. Is \`fluidpd dashboard\` running?`;
   }, 1000);
 
   // ---- swapping parts without disturbing the reader
   const last = new Map();
   const opened = new Map();
   document.body.addEventListener("htmx:afterRequest", (event) => {
-    if (event.detail.successful) heard = performance.now();
+    const status = event.detail.xhr.status;
+    if (status) heard = performance.now(); // it answered, be it with trouble
+    trouble = event.detail.successful ? "" : status === 503 ? event.detail.xhr.responseText : trouble;
   });
   document.body.addEventListener("htmx:beforeSwap", (event) => {
     const part = event.detail.target;
@@ -98,15 +92,10 @@
     }
     const focused = document.getElementById(opened.get(`${part.id}.focus`));
     if (focused) focused.querySelector("summary").focus({ preventScroll: true });
-    if (part.dataset.part === "header") {
-      const answer = part.querySelector(".answer");
-      document.body.classList.toggle("is-stale", answer.dataset.stale === "yes");
-      // The forms are not swapped (somebody may be typing); only which of them make sense follows.
-      const paused = answer.dataset.paused === "yes", resume = document.getElementById("act-resume");
-      if (resume && !resume.open) resume.hidden = !paused;
-      const pause = document.querySelector("#act-pause > summary");
-      if (pause) pause.textContent = paused ? "Extend pause…" : "Pause…";
-      document.title = `${answer.querySelector("h1").textContent.trim()} · FluidPD`;
+    if (part.dataset.part === "header") document.title = `${part.querySelector("h1").textContent.trim()} · FluidPD`;
+    if (part.dataset.part === "badges") {
+      grey();
+      document.dispatchEvent(new CustomEvent("fluid:state", { detail: { paused: document.getElementById("state").dataset.paused === "yes" } }));
     }
   });
 
@@ -124,25 +113,14 @@
       form.scrollIntoView({ block: "center" });
       form.querySelector("input[name=reason]").focus({ preventScroll: true });
       event.preventDefault();
-      return;
-    }
-    // A click elsewhere closes an open form, as long as nothing was typed into it.
-    for (const act of document.querySelectorAll(".act[open]")) {
-      if (!act.contains(event.target) && !(act.querySelector("input[name=reason]") || {}).value) act.open = false;
     }
   });
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
-    for (const act of document.querySelectorAll(".act[open]")) { act.open = false; act.querySelector("summary").focus(); }
+  // The forms are not swapped (somebody may be typing); only which of them make sense follows.
+  document.addEventListener("fluid:state", (event) => {
+    const { paused } = event.detail, resume = document.getElementById("act-resume");
+    if (resume && !resume.open) resume.hidden = !paused;
+    const pause = document.querySelector("#act-pause > summary");
+    if (pause) pause.textContent = paused ? "Extend pause…" : "Pause…";
   });
-  const theme = document.getElementById("theme");
-  theme.hidden = false;
-  theme.addEventListener("click", () => {
-    const root = document.documentElement;
-    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    root.dataset.theme = dark ? "light" : "dark";
-    document.cookie = `fluidpd_theme=${root.dataset.theme}; path=/; max-age=31536000; samesite=strict`;
-    document.dispatchEvent(new Event("fluid:theme"));
-  });
-  if (!document.hidden) open();
+  shown(!document.hidden);
 })();

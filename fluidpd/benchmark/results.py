@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fluidpd.benchmark.cells import Cell, Record, Task
-from fluidpd.benchmark.plan import GOODPUT_BOUND
+from fluidpd.benchmark.plan import GOODPUT_BOUND, SCHEDULE
+from fluidpd.benchmark.testbeds import TESTBEDS
 
 FULL = ("goodput", "thresholds")  # the default policy: the first of these that there is
 ELASTIC = ("seed", "fluidtoken", "fluidrole", "thresholds", "goodput", "clairvoyant")
@@ -15,7 +16,7 @@ OURS = ("fluidtoken", "fluidrole", "thresholds", "goodput")
 class Results:
     def __init__(self, found: Mapping[Cell, Record]) -> None:
         self.found = found
-        self._by_name = {(c.task, c.testbed, c.workload, c.label): r for c, r in found.items()}
+        self._by_name = {(c.task, c.testbed, c.workload, c.label): r for c, r in found.items() if not _elsewhere(c)}
 
     def run(self, bed: str, workload: str, label: str) -> Record | None:
         return self._by_name.get((Task.RUN, bed, workload, label))
@@ -33,6 +34,11 @@ class Results:
         record = self._by_name.get((Task.BOUND, bed, workload, GOODPUT_BOUND))
         return None if record is None else float(record["factors"][f"{share:g}"] or 0.0)
 
+    def schedule_factor(self, bed: str, workload: str, share: float) -> float | None:
+        """The highest load factor that a schedule found in hindsight carries; it is searched for one share only."""
+        record = self._by_name.get((Task.BOUND, bed, workload, SCHEDULE))
+        return None if record is None or f"{share:g}" not in record["factors"] else float(record["factors"][f"{share:g}"] or 0.0)
+
     def factor(self, bed: str, workload: str, label: str, share: float) -> float | None:
         """0 where even the lowest load is too much; None where it was not searched."""
         record = self._by_name.get((Task.GOODPUT, bed, workload, label))
@@ -45,7 +51,7 @@ class Results:
         return list(dict.fromkeys(c.workload for c in self.found if c.task is task and c.testbed == bed))
 
     def labels(self, bed: str, task: Task = Task.RUN) -> list[str]:
-        return list(dict.fromkeys(c.label for c in self.found if c.task is task and c.testbed == bed))
+        return list(dict.fromkeys(c.label for c in self.found if c.task is task and c.testbed == bed and not _elsewhere(c)))
 
     def splits(self, bed: str, workload: str, task: Task = Task.RUN) -> list[str]:
         """The static splits that were run."""
@@ -61,11 +67,26 @@ class Results:
         names = self.splits(bed, workload, Task.GOODPUT)
         return best((label, self.factor(bed, workload, label, share)) for label in names)
 
+    def begun_at_best(self, bed: str, workload: str, share: float) -> tuple[str, float] | None:
+        """Of the full policy, begun at the static split that carries most at 90 %: that split, and what is carried then."""
+        split = self.best_split_factor(bed, workload, 0.90)
+        for c, record in self.found.items():
+            if split and (c.task, c.testbed, c.workload, c.policy) == (Task.GOODPUT, bed, workload, self.full):
+                start = f"{c.prefill}P:{TESTBEDS[bed].workers - c.prefill}D"
+                if split[0] == f"static {start}":
+                    return start, float(record["factors"][f"{share:g}"] or 0.0)
+        return None
+
     @property
     def full(self) -> str:
         """The policy that stands for all of FluidPD: goodput where it was run."""
         there = {c.policy for c in self.found}
         return next((name for name in FULL if name in there), FULL[-1])
+
+
+def _elsewhere(c: Cell) -> bool:
+    """Whether an elastic policy was begun at another split than the testbed's own: such cells are asked for by their start."""
+    return c.policy in ELASTIC and c.prefill != TESTBEDS[c.testbed].prefill
 
 
 def best(pairs: Iterable[tuple[str, float | None]]) -> tuple[str, float] | None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from fluidpd.simulator.worker import Job
-from fluidpd.slo import SloTargets, meets_slo
+from fluidpd.slo import FAILED, SloTargets, Verdict, verdict
 from sidecar.emulator.text import TOKEN_CHARS, token_text
 
 Finish = dict[str, Any]
@@ -115,8 +115,8 @@ class Generation:
         times = self.times
         return [b - a for a, b in pairwise(times)]
 
-    def met_slo(self, targets: SloTargets) -> bool:
+    def verdict(self, targets: SloTargets) -> Verdict:
         """Judged by the engines' clocks, transfer and handoffs included."""
         if not self.times or self.finish is None or self.finish["type"] == "abort":
-            return False
-        return meets_slo(self.times[0] - self.arrived_s, self.gaps_s(), targets)
+            return FAILED
+        return verdict(self.times[0] - self.arrived_s, self.gaps_s(), targets)

@@ -241,8 +241,7 @@ class PluginConnection:
         residual = worker.engine.meter.residual_p995_s()
         values = model.values(now) | {
             "residual_p995_s": IDLE if residual is None else residual,
-            "requests_total": worker.tally.requests_total,
-            "requests_good_total": worker.tally.requests_good_total,
+            **worker.tally.values(),
         }
         is_prefill = worker.role is Role.PREFILL
         waiting = [*model.queue] if is_prefill else []

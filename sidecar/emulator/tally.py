@@ -41,6 +41,8 @@ class Histogram:
 class Tally:
     requests_total: int = 0
     requests_good_total: int = 0
+    ttft_good_total: int = 0
+    tbt_good_total: int = 0
     failed_total: int = 0
     by_stream: Counter[tuple[str, str]] = field(default_factory=Counter)  # (series, is_streaming) -> sum
     histograms: dict[tuple[str, str], Histogram] = field(default_factory=dict)
@@ -64,10 +66,24 @@ class Tally:
             self._rate_from = (now_s, generated)
         return self._rate
 
+    def values(self) -> dict[str, int]:
+        """What a sample says of judged requests."""
+        return {
+            "requests_total": self.requests_total,
+            "requests_good_total": self.requests_good_total,
+            "ttft_judged_total": self.requests_total,
+            "ttft_good_total": self.ttft_good_total,
+            "tbt_judged_total": self.requests_total,
+            "tbt_good_total": self.tbt_good_total,
+        }
+
     def count(self, gen: Generation, slo: SloTargets, now_s: float) -> None:
         """A request whose client got its answer, or its failure."""
+        found = gen.verdict(slo)
         self.requests_total += 1
-        self.requests_good_total += gen.met_slo(slo)
+        self.requests_good_total += found.both
+        self.ttft_good_total += found.ttft
+        self.tbt_good_total += found.tbt
         self.failed_total += gen.finish is not None and gen.finish["type"] == "abort"
         streaming = self.count_finished(gen, now_s)
         if not gen.times:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fluidpd.names import Role
+from fluidpd.names import PageTrouble, Role
 from fluidpd.telemetry import IDLE
 from sidecar.ports import WorkLeft
 
@@ -23,7 +23,11 @@ _QUEUES = {
 
 
 class Unreadable(ValueError):
-    """An answer that carries no readings. It is not an idle engine."""
+    """An answer that carries no readings. It is not an idle engine. `trouble` is its closed word for a metrics page."""
+
+    def __init__(self, why: str, trouble: PageTrouble = PageTrouble.NO_ANSWER) -> None:
+        super().__init__(why)
+        self.trouble = trouble
 
 
 def _number(raw: Any) -> float | None:

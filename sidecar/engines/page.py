@@ -1,20 +1,20 @@
-"""Prometheus text pages, read without lying: under which name a reading was found, what was rejected, and what is not there.
+"""A worker's metrics page as readings: under which name each was found, what was rejected and why, and what is not there.
 
 Never takes a role from a label, and never turns a page that could not be read into zeros.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from fluidpd.names import Role, UnknownWhy
+from fluidpd.names import PageTrouble, Role, UnknownWhy
 from fluidpd.telemetry import BOUNDS, Bounds, ConfirmedIdle, Known, Reading, Unknown, judge
-from sidecar.engines.loads import Unreadable
+from sidecar.engines.exposition import Page, Series, spellings
+from sidecar.engines.exposition import parse_page as parse
+from sidecar.engines.histograms import LATENCIES, between, histogram, mean, parts
 
 # The newest naming first. Where a worker shows two with different values, the newer is right and the older is a leftover.
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -31,26 +31,12 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "generated_tokens_total": ("sglang:generation_tokens_total", "vllm:generation_tokens_total"),
     "prefilled_tokens_total": ("sglang:prompt_tokens_total", "vllm:prompt_tokens_total"),
 }
-_LATENCIES = {
-    "ttft_s": ("sglang:time_to_first_token_seconds", "vllm:time_to_first_token_seconds"),
-    "tbt_s": ("sglang:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
-}
+WANTED = frozenset(
+    (*(n for names in NAMES.values() for n in names), *(p for names in LATENCIES.values() for n in names for p in parts(n)))
+)
 _KV_SHARE = Bounds(1.05, clamp_to=1.0)
-_LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})?\s*(\S*)(?:\s+-?\d+)?\s*$")
-_WANTED = re.compile(r"^(?:sglang|vllm):")
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    labels: Mapping[str, str]
-    value: Any  # a float, or the text where it is not a number
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page by metric name."""
-
-    series: Mapping[str, tuple[Series, ...]]
+# Ranks that hold the same requests: each says the same of them, a moment apart. Data-parallel ranks hold requests of their own.
+COPIES = frozenset(("tp_rank", "pp_rank", "moe_ep_rank", "attn_tp_rank", "attn_cp_rank"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,43 +46,12 @@ class Found:
     readings: Mapping[str, Reading]
     matched: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    rejected: Mapping[str, int] = field(default_factory=dict)  # by the value of a PageTrouble or an UnknownWhy
 
 
-def parse_page(body: str, status: int = 200) -> Page:
-    """Raises Unreadable for an error status, an empty body, an HTML page, and a page without one metric of an engine."""
-    if status != 200:
-        raise Unreadable(f"/metrics answered HTTP {status}")
-    if not body.strip():
-        raise Unreadable("/metrics answered an empty page")
-    if body.lstrip().startswith("<"):
-        raise Unreadable("/metrics answered an HTML page")
-    lines = [text for text in body.splitlines() if _WANTED.match(text)]
-    if not lines:
-        raise Unreadable("/metrics has no sglang: or vllm: metric")
-    series: dict[str, list[Series]] = {}
-    try:
-        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-            for sample in family.samples:
-                series.setdefault(sample.name, []).append(Series(sample.labels, sample.value))
-    except ValueError:
-        # One bad line stops the library's parser; here it must cost no more than its own metric.
-        series = {}
-        for text in lines:
-            match = _LINE.match(text)
-            if match:
-                series.setdefault(match[1], []).append(Series(_labels(match[2] or ""), _value(match[3])))
-    return Page({name: tuple(found) for name, found in series.items()})
-
-
-def _value(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _labels(text: str) -> dict[str, str]:
-    return dict(re.findall(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"', text))
+def parse_page(body: str | bytes, status: int = 200, also: frozenset[str] = frozenset()) -> Page:
+    """What FluidPD reads, and `also`. Raises Unreadable as exposition.parse_page says."""
+    return parse(body, status, WANTED | also)
 
 
 def read_page(page: Page, at_s: float) -> Found:
@@ -104,17 +59,21 @@ def read_page(page: Page, at_s: float) -> Found:
     readings: dict[str, Reading] = {}
     matched: dict[str, str] = {}
     notes: list[str] = []
+    rejected: Counter[str] = Counter({trouble.value: count for trouble, count in page.rejected.items()})
     for reading, names in NAMES.items():
         bounds = _KV_SHARE if reading == "kv_share" else BOUNDS[reading]
-        judged = {name: _judged(page.series[name], reading, bounds, at_s) for name in names if name in page.series}
-        if not judged:
+        spelled = [s for name in names for s in spellings(name) if s in page.series]
+        if not spelled:
             readings[reading] = Unknown(UnknownWhy.MISSING)
             notes.append(f"{reading} is not on the page; tried {', '.join(names)}")
             continue
+        judged = {name: _reduced(page.series[name], reading, bounds, at_s) for name in spelled}
         name, result = next(iter(judged.items()))
         readings[reading] = result
         matched[reading] = name
         if isinstance(result, Unknown):
+            if result.why is not UnknownWhy.NOT_A_NUMBER:  # that is a malformed line, and counted as one
+                rejected[result.why.value] += 1
             notes.append(f"{name} rejected: {result.why}")
         elif isinstance(result, Known) and result.flagged:
             notes.append(f"{name} was above its bound and is used as {result.value:g}")
@@ -123,46 +82,64 @@ def read_page(page: Page, at_s: float) -> Found:
                 notes.append(
                     f"{name} and {other} differ ({result.value:g} and {second.value:g}); {name} is the newer name and is used"
                 )
-    return Found(readings, matched, tuple(notes))
+    for which in LATENCIES:
+        found = histogram(page, which)
+        if not isinstance(found, Unknown) and found.bad_why:
+            rejected[PageTrouble.BAD_HISTOGRAM.value] += 1
+            notes.append(f"{found.source} has no quantiles: {found.bad_why}")
+    return Found(readings, matched, tuple(notes), rejected)
 
 
-def _judged(series: tuple[Series, ...], reading: str, bounds: Bounds, at_s: float) -> Reading:
-    values: list[float] = []
-    for one in series:
-        result = judge(one.value, bounds, at_s)
+def _reduced(series: Sequence[Series], reading: str, bounds: Bounds, at_s: float) -> Reading:
+    """Several series of one metric as one number. Unknown as soon as one of them is: part of a sum is not the sum.
+
+    A share is as bad as its worst rank. Anything else is taken once for each set of copies (the largest; of a capacity the
+    smallest) and added up over what is left: data-parallel ranks, models.
+    """
+    copies: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    flagged = False
+    for one in without_priorities(series, reading):
+        result = judge(_number(one.value), bounds, at_s)
         if not isinstance(result, Known):
             return result
-        if result.flagged:
-            return result
-        values.append(result.value)
-    # Ranks add up in counts; a share is as bad as its worst rank.
-    return Known(max(values) if reading == "kv_share" else sum(values), at_s)
+        flagged |= result.flagged
+        key = tuple(sorted((k, v) for k, v in one.labels.items() if k not in COPIES))
+        copies.setdefault(key, []).append(result.value)
+    if reading == "kv_share":
+        return Known(max(max(values) for values in copies.values()), at_s, flagged)
+    pick = min if reading == "kv_capacity_tokens" else max
+    return Known(float(sum(pick(values) for values in copies.values())), at_s, flagged)
+
+
+def without_priorities(series: Sequence[Series], reading: str) -> Sequence[Series]:
+    """With priority scheduling SGLang writes a gauge's total under priority="" and its parts beside it: not to be added."""
+    if reading.endswith("_total") or not any(one.labels.get("priority") for one in series):
+        return series
+    totals = [one for one in series if not one.labels.get("priority")]
+    return totals or series
+
+
+def _number(value: Any) -> Any:
+    """The parser's word for what it could not read is text, and the word "idle" is ours, not a page's."""
+    return "" if isinstance(value, str) else value
 
 
 def mean_latency(before: Page | None, after: Page, which: str, at_s: float) -> Reading:
     """The mean of a latency over the requests that ended between two pages; confirmed idle where none did and none is at work."""
-    names = _LATENCIES[which]
-    name = next((n for n in names if f"{n}_count" in after.series), None)
-    if name is None:
-        return Unknown(UnknownWhy.MISSING)
-    if before is None or f"{name}_count" not in before.series:
+    now = histogram(after, which)
+    if isinstance(now, Unknown):
+        return now
+    then = histogram(before, which) if before is not None else Unknown(UnknownWhy.MISSING)
+    if isinstance(then, Unknown):
         return Unknown(UnknownWhy.WARMING, at_s)
-    totals = [_counter(page, f"{name}_{part}", at_s) for page in (before, after) for part in ("count", "sum")]
-    for total in totals:
-        if not isinstance(total, Known):
-            return total
-    count0, sum0, count1, sum1 = (t.value for t in totals if isinstance(t, Known))
-    if count1 < count0 or sum1 < sum0:
-        return Unknown(UnknownWhy.COUNTER_RESET, at_s)
-    if count1 > count0:
-        return Known((sum1 - sum0) / (count1 - count0), at_s)
-    found = read_page(after, at_s).readings
-    at_rest = all(isinstance(found[n], Known) and found[n] == Known(0.0, at_s) for n in ("running", "waiting"))
+    grown = between(then, now)
+    if isinstance(grown, Unknown):
+        return Unknown(grown.why, at_s)
+    if (found := mean(grown)) is not None:
+        return Known(found, at_s)
+    readings = read_page(after, at_s).readings
+    at_rest = all(readings[n] == Known(0.0, at_s) for n in ("running", "waiting"))
     return ConfirmedIdle(at_s) if at_rest else Unknown(UnknownWhy.MISSING)
-
-
-def _counter(page: Page, name: str, at_s: float) -> Reading:
-    return _judged(page.series[name], name, Bounds(1e15), at_s) if name in page.series else Unknown(UnknownWhy.MISSING)
 
 
 def label_disagreement(page: Page, role: Role | None) -> str | None:
@@ -171,3 +148,12 @@ def label_disagreement(page: Page, role: Role | None) -> str | None:
     if role is not None and said == {role.other}:
         return f"the engine_type label says {role.other}, the engine itself says {role}: the engine is right"
     return None
+
+
+REASONS: tuple[str, ...] = (
+    *PageTrouble,
+    UnknownWhy.NOT_FINITE,
+    UnknownWhy.NEGATIVE,
+    UnknownWhy.ABSURD,
+    UnknownWhy.UNIT_ERROR,
+)

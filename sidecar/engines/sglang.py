@@ -14,10 +14,9 @@ from typing import Any
 import httpx
 
 from fluidpd.names import Role
-from fluidpd.telemetry import Known
 from sidecar.clock import Clock
 from sidecar.engines.loads import Loads, Unreadable, between, parse_loads
-from sidecar.engines.page import label_disagreement, parse_page, read_page
+from sidecar.engines.page_reader import Judge, PageReader
 from sidecar.ports import EngineFacts, Look, Measured, Probe, SwitchAnswer, SwitchResult, WorkLeft
 from sidecar.settings import is_loopback
 
@@ -30,7 +29,6 @@ _LASTING = re.compile(
     r"|speculative|pipeline|expert|all.to.all|context parallel",
     re.IGNORECASE,
 )
-_PAGE_AGE_S = 0.5
 _WITH_ADMIN_KEY = "start the engine with --admin-api-key and set admin_key_file"
 _ANY_RANK = {"prefill_dp_rank": -1, "prefill_cp_rank": -1, "target_tp_rank": -1, "target_pp_rank": -1}
 _PROBE_HEADER = {"X-FluidPD-Probe": "1"}
@@ -73,7 +71,10 @@ class SglangEngine:
         timeout_s: float = 1.0,
         switch_timeout_s: float = 30.0,
         graph_memory_gb: float = 0.0,
+        judge: Judge | None = None,
+        also: frozenset[str] = frozenset(),
     ) -> None:
+        """`judge` and `also`: as the reader of the metrics page has them."""
         self._client = client
         self._clock = clock
         self._name = name
@@ -84,9 +85,7 @@ class SglangEngine:
         self._graph_memory_gb = graph_memory_gb
         self._before: Loads | None = None
         self._restarts = 0
-        self._page_values: dict[str, Any] = {}
-        self._page_notes: tuple[str, ...] = ()
-        self._page_at_s: float | None = None
+        self.page = PageReader(client, clock, timeout_s, judge, also)
         self._switch_open: tuple[str, str] | None = None  # boot, and what was found then
 
     async def facts(self) -> EngineFacts | None:
@@ -170,11 +169,12 @@ class SglangEngine:
         self._restarts += fell
         notes = ["a counter fell: the engine restarted"] if fell else []
         values = {**loads.values(), **rates}
+        sources = dict.fromkeys(values, "/v1/loads")
         if with_page:
-            await self._refresh_page(loads)
-            values = {**self._page_values, **values}
-            notes.extend(self._page_notes)
-        return Measured(loads.role, values, tuple(notes))
+            await self.page.refresh(loads)
+            values, sources = {**self.page.values, **values}, {**self.page.sources, **sources}
+            notes.extend(self.page.notes)
+        return Measured(loads.role, values, tuple(notes), sources=sources)
 
     async def prepare_switch(self, role: Role) -> SwitchResult:
         """What would be refused, by the engine or by us, before anything drains."""
@@ -274,28 +274,6 @@ class SglangEngine:
     def _as_admin(self) -> dict[str, str]:
         key = self._admin_key()
         return {"Authorization": f"Bearer {key}"} if key else {}
-
-    async def _refresh_page(self, loads: Loads) -> None:
-        """Readings that only the page has. They are at most half a second old, and the note says how old."""
-        now_s = self._clock.now()
-        if self._page_at_s is not None and now_s - self._page_at_s < _PAGE_AGE_S:
-            return
-        self._page_at_s = now_s
-        try:
-            answer = await self._client.get("/metrics", timeout=self._timeout_s)
-            page = parse_page(answer.text, answer.status_code)
-        except (httpx.HTTPError, Unreadable) as error:
-            self._page_values, self._page_notes = {}, (f"metrics page: {_text(error)}",)
-            return
-        found = read_page(page, now_s)
-        values = {name: r.value for name, r in found.readings.items() if isinstance(r, Known)}
-        share = values.pop("kv_share", None)
-        if share is not None and loads.kv_capacity_tokens and "kv_used_tokens" not in values:
-            values["kv_used_tokens"] = share * loads.kv_capacity_tokens
-        values.pop("waiting" if loads.role is Role.DECODE else "context_tokens", None)
-        disagreement = label_disagreement(page, loads.role)
-        self._page_values = values
-        self._page_notes = (*(f"{k} from {v}" for k, v in found.matched.items()), *((disagreement,) if disagreement else ()))
 
     def _boot(self, info: dict[str, Any]) -> str:
         """SGLang states no boot id. The random seed of its start, and its counters falling, tell one process from the next."""

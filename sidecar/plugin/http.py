@@ -194,8 +194,7 @@ class HttpPart:
         while True:
             role = self.streams.role
             if role is not None:
-                values = {"requests_total": self.tally.requests_total, "requests_good_total": self.tally.requests_good_total}
-                self.link.send_sample(PluginSample(part="http", role=role, values=values))
+                self.link.send_sample(PluginSample(part="http", role=role, values=self.tally.values()))
             await asyncio.sleep(SAY_COUNTS_EVERY_S)
 
     # ------------------------------------------------------------ the engine, as adoptions need it

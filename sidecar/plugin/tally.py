@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluidpd.slo import SloTargets, meets_slo
+from fluidpd.slo import FAILED, SloTargets, Verdict, verdict
 
 
 @dataclass(slots=True)
@@ -38,12 +38,30 @@ class Tally:
         self.targets = targets
         self.requests_total = 0
         self.requests_good_total = 0
+        self.ttft_good_total = 0
+        self.tbt_good_total = 0
+
+    def values(self) -> dict[str, int]:
+        """As a sample carries them: each request counts once against each target, and once against both."""
+        return {
+            "requests_total": self.requests_total,
+            "requests_good_total": self.requests_good_total,
+            "ttft_judged_total": self.requests_total,
+            "ttft_good_total": self.ttft_good_total,
+            "tbt_judged_total": self.requests_total,
+            "tbt_good_total": self.tbt_good_total,
+        }
 
     def ended(self, timing: Timing, finish: dict[str, Any]) -> None:
         if finish.get("type") == "abort":
             if finish.get("status_code") is not None:
-                self.requests_total += 1  # it failed
+                self._count(FAILED)
             return
-        self.requests_total += 1
         ttft_s = None if timing.first_s is None else timing.first_s - timing.asked_s
-        self.requests_good_total += meets_slo(ttft_s, timing.gaps_s, self.targets)
+        self._count(verdict(ttft_s, timing.gaps_s, self.targets))
+
+    def _count(self, found: Verdict) -> None:
+        self.requests_total += 1
+        self.requests_good_total += found.both
+        self.ttft_good_total += found.ttft
+        self.tbt_good_total += found.tbt

@@ -3,81 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
-import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
-# The made-up fleet is the dashboard's own test double.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "dashboard"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for browser_site
 
-from dashboard_fleet import FakeController, FakeQueries, busy_fleet
-
-from dashboard.app import create_app
-from dashboard.settings import DashboardSettings
-
-CHROMIUM = os.environ.get("FLUIDPD_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
-SCREENSHOTS = os.environ.get("FLUIDPD_SCREENSHOTS")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
-
-
-@dataclass
-class LiveQueries:
-    """The fleet with a controller that writes its status every moment, until `silent_since` is set."""
-
-    fleet: FakeQueries
-    silent_since: float | None = None
-
-    async def status(self) -> Any:
-        row = await self.fleet.status()
-        return row and replace(row, wall_s=self.silent_since or time.time() - 0.2)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.fleet, name)
-
-
-@dataclass
-class Served:
-    """A running dashboard. `stop` and `start` keep its port."""
-
-    queries: LiveQueries
-    controller: FakeController
-    port: int = 0
-    _server: uvicorn.Server | None = None
-    _thread: threading.Thread | None = None
-    _socks: list[socket.socket] = field(default_factory=list)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
-
-    def start(self) -> None:
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", self.port))
-        sock.listen(64)
-        self.port = sock.getsockname()[1]
-        self._socks = [sock]
-        app = create_app(DashboardSettings(port=self.port, poll_s=0.3), self.queries, self.controller)
-        config = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=0)
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": self._socks}, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        assert self._server is not None and self._thread is not None
-        self._server.should_exit = True
-        self._thread.join(10)
-        for sock in self._socks:
-            sock.close()
+from browser_site import CHROMIUM, FLAGS, SCREENSHOTS, LiveQueries, Served
+from dashboard_fleet import FakeController, busy_fleet
 
 
 @pytest.fixture
@@ -134,12 +72,11 @@ def look(chromium: Any, served: Served) -> Iterator[Callable[..., Look]]:
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Callable[[Any, str], None]:
-    """Takes a picture; FLUIDPD_SCREENSHOTS names a folder to keep them in."""
-    folder = Path(SCREENSHOTS) if SCREENSHOTS else tmp_path
-    folder.mkdir(parents=True, exist_ok=True)
+def picture() -> Callable[[Any, str], None]:
+    """Takes a picture and keeps it in build/screenshots, or where FLUIDPD_SCREENSHOTS says."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
 
     def take(page: Any, name: str) -> None:
-        page.screenshot(path=folder / f"{name}.png", full_page=True)
+        page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
     return take

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from dashboard_fleet import decision, move, second, worker
@@ -61,14 +64,18 @@ def test_a_controller_that_falls_silent_is_said_at_once_and_counted(look: Callab
     live(page)
     assert page.locator("body.is-stale").count() == 0
     served.queries.silent_since = time.time() - 30
-    page.wait_for_selector("body.is-stale >> text=Controller silent for 30 s")
-    page.wait_for_selector("text=Controller silent for 31 s")
+    banner = page.wait_for_selector("body.is-stale >> text=/Controller silent for \\d+ s/").text_content()
+    counted = int(re.search(r"silent for (\d+) s", banner)[1])
+    assert counted >= 30
+    later = "|".join(str(counted + i) for i in range(1, 30))
+    page.wait_for_selector(f"text=/Controller silent for ({later}) s/")
+    page.wait_for_selector("#badges >> text=/STALE \\d+ s/")
     served.queries.silent_since = None
     page.wait_for_selector("body:not(.is-stale)")
 
 
 def test_a_pin_goes_from_the_row_to_the_controller_and_back(look: Callable[..., Any], served: Any) -> None:
-    seen = look("?range=5m")
+    seen = look("?from=now-5m")
     page = seen.page
     live(page)
     page.click("tr:has(bdi:text-is('w4')) a[data-pin]")
@@ -77,7 +84,7 @@ def test_a_pin_goes_from_the_row_to_the_controller_and_back(look: Callable[..., 
     page.click("#act-pin button.primary")
     page.wait_for_selector("#note >> text=w4 is pinned to prefill.")
     assert served.controller.done == [("pin", "w4", "prefill", 3600, "holding it for the load test", 0)]
-    assert page.url.endswith("?range=5m")
+    assert page.url.endswith("?from=now-5m&to=now")
     assert seen.complaints == []
 
 
@@ -88,7 +95,7 @@ def test_a_refusal_is_shown_with_what_was_typed(look: Callable[..., Any], served
     page.select_option("#pin-role", "decode")
     page.click("#act-pin button.primary")
     page.wait_for_selector("#note >> text=prefill would fall below 1 worker")
-    assert page.input_value("#act-pin input[name=reason]") == "need more decode"
+    assert page.input_value("#pin-form input[name=reason]") == "need more decode"
     assert page.input_value("#pin-role") == "decode"
 
 
@@ -118,6 +125,118 @@ def test_a_dashboard_that_dies_is_noticed_and_one_that_returns_is_followed(look:
     page.wait_for_selector("body:not(.is-stale)")
 
 
+def test_no_event_is_missed_while_the_connection_is_away(look: Callable[..., Any], served: Any) -> None:
+    page = look().page
+    live(page)
+    served.stop()
+    page.wait_for_selector("#live.off, #live:text-is('polling')")
+    now, fleet = time.time(), served.queries.fleet
+    fleet.moves = (*fleet.moves, move("m-78", "w8", now - 3))
+    served.start()
+    page.wait_for_selector("#move-m-78")
+    page.wait_for_selector("#live.on")
+
+
+def test_eight_tabs_share_one_connection_and_all_are_usable(look: Callable[..., Any], served: Any) -> None:
+    first = look()
+    live(first.page)
+    tabs = [first.page.context.new_page() for _ in range(7)]
+    for tab in tabs:
+        tab.goto(served.url)
+    for tab in (first.page, *tabs):
+        tab.wait_for_selector("#live.on")
+    assert served.streams == 1
+    tabs[-1].click("#move-m-04 > summary")
+    tabs[-1].wait_for_selector("#move-m-04[open] .move-body")
+    now, fleet = time.time(), served.queries.fleet
+    fleet.moves = (*fleet.moves, move("m-79", "w8", now - 3))
+    for tab in (first.page, *tabs):
+        tab.wait_for_selector("#move-m-79")
+    assert first.complaints == []
+
+
+def test_without_shared_workers_a_tab_has_its_own_connection_and_lets_it_go_when_hidden(
+    look: Callable[..., Any], served: Any
+) -> None:
+    page = look("healthz").page
+    page.context.add_init_script("delete window.SharedWorker")
+    page.goto(served.url)
+    live(page)
+    assert served.streams == 1
+    page.evaluate(
+        "Object.defineProperty(document, 'hidden', { value: true }); document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    page.wait_for_selector("#live >> text=paused while hidden")
+    wait_until(lambda: served.streams == 0)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError("not within ten seconds")
+
+
+@pytest.mark.parametrize("over", ["#pressure .u-over", "svg.lane >> nth=0"])
+def test_a_drag_over_a_chart_zooms_the_whole_page_and_there_is_a_way_back(look: Callable[..., Any], over: str) -> None:
+    page = look("?worker=w3").page
+    live(page)
+    box = page.locator(over).bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.5, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, y, steps=4)
+    page.mouse.move(box["x"] + box["width"] * 0.7, y, steps=4)
+    page.mouse.up()
+    page.wait_for_url("**from=1**")
+    since, until = (float(page.locator(".lanes").get_attribute(f"data-{n}")) for n in ("since", "until"))
+    assert 170 < until - since < 190
+    assert "worker=w3" in page.url and page.locator("svg.lane").count() == 1
+    page.click("#back-to-live")
+    page.wait_for_url("**/?worker=w3")
+
+
+def test_a_stretch_of_the_past_stands_still(look: Callable[..., Any]) -> None:
+    now = int(time.time())
+    page = look(f"?from={(now - 600) * 1000}&to={(now - 300) * 1000}").page
+    page.wait_for_selector("#live.on")
+    page.wait_for_selector("#pressure canvas")
+    assert page.locator(".axis text").last.text_content().endswith("Z")
+    asked: list[str] = []
+    page.on("request", lambda r: asked.append(r.url))
+    page.wait_for_event("request", lambda r: "/part/header" in r.url)
+    page.wait_for_event("request", lambda r: "/part/header" in r.url)
+    assert not [url for url in asked if "/part/lanes" in url or "/data/pressure" in url]
+
+
+@pytest.mark.parametrize(("tz", "shape"), [("utc", r"^\d\d:\d\d:\d\dZ$"), ("local", r"^\d\d:\d\d:\d\d$"), ("relative", r"ago$")])
+def test_times_are_told_in_the_zone_of_the_address(look: Callable[..., Any], tz: str, shape: str) -> None:
+    page = look(f"?tz={tz}", timezone_id="Asia/Kolkata").page
+    live(page)
+    told = page.locator(".move .when time").first
+    assert re.search(shape, told.text_content())
+    iso = told.get_attribute("datetime")
+    assert told.get_attribute("title") == iso and iso.endswith("Z")
+    if tz == "local":
+        zoned = datetime.fromisoformat(iso).astimezone(ZoneInfo("Asia/Kolkata"))
+        assert told.text_content() == f"{zoned:%H:%M:%S}"
+    page.click(".zones a:text-is('ago')")
+    page.wait_for_url("**tz=relative")
+
+
+def test_the_period_before_can_be_laid_under_this_one(look: Callable[..., Any], picture: Callable[..., None]) -> None:
+    seen = look()
+    live(seen.page)
+    with seen.page.expect_response(lambda r: "/data/pressure" in r.url and "compare=before" in r.url) as answer:
+        seen.page.click("text=Compare with the period before")
+    data = answer.value.json()
+    assert len(data["ppi_before"]) == len(data["t"]) and any(v is not None for v in data["ppi_before"])
+    seen.page.wait_for_selector("#pressure canvas")
+    picture(seen.page, "compare")
+    assert seen.complaints == []
+
+
 def test_hostile_text_stays_text(look: Callable[..., Any], served: Any, picture: Callable[..., None]) -> None:
     now, fleet = time.time(), served.queries.fleet
     fleet.worker_rows = (*fleet.worker_rows, worker(EVIL, not_flippable_why=EVIL, flippable=False, seen_wall_s=now))
@@ -143,8 +262,9 @@ def test_all_can_be_read_without_javascript(look: Callable[..., Any]) -> None:
     assert page.locator("#pressure-table tbody tr").count() == 30
     page.click("tr:has(bdi:text-is('w4')) a[data-pin]")
     assert page.locator("#act-pin[open]").count() == 1
-    page.click(".ranges a:text-is('1h')")
-    assert page.url.endswith("?range=1h")
+    page.click("#picker > summary")
+    page.click("#picker a:text-is('1h')")
+    assert page.url.endswith("from=now-1h&to=now")
 
 
 def test_the_theme_can_be_chosen_and_is_kept(look: Callable[..., Any]) -> None:

@@ -74,17 +74,17 @@ class ControlSide:
         self.take("pin", worker, role, ttl_s, reason, actor, expected_version)
         return PinRow(worker, role, reason, actor, 0.0, ttl_s)
 
-    async def drop_pin(self, worker, actor, reason, expected_version=None) -> bool:
-        self.take("unpin", worker, actor, reason)
-        return True
+    async def drop_pin(self, worker, actor, reason, expected_version=None) -> PinRow:
+        self.take("unpin", worker, actor, reason, expected_version)
+        return PinRow(worker, Role.DECODE, reason, actor, 0.0, 1_700_000_000.0)
 
-    async def set_pause(self, reason, ttl_s, actor, roll_back=False, expected_version=None) -> PauseRow:
-        self.take("pause", reason, ttl_s, actor)
+    async def set_pause(self, reason, ttl_s, actor, roll_back=False, expected_version=None, everywhere=False) -> PauseRow:
+        self.take("pause", reason, ttl_s, actor, expected_version)
         return PauseRow(reason, actor, 0.0, 1_700_000_000.0)
 
-    async def resume(self, actor, reason, expected_version=None) -> bool:
-        self.take("resume", actor, reason)
-        return True
+    async def resume(self, actor, reason, expected_version=None, everywhere=False) -> PauseRow:
+        self.take("resume", actor, reason, expected_version)
+        return PauseRow(reason, actor, 0.0, 1_700_000_000.0)
 
     async def request_move(self, worker, role, reason, actor, force) -> TransitionRow:
         self.take("move", worker, role, reason, actor, force)
@@ -156,8 +156,9 @@ def test_every_write_arrives_as_it_was_said(control, fluidpd):
         ("pin", "w3", *WHY),
         ("pin", "w3", "prefill", "--expected-version", "2", "--ttl", "5m", *WHY),
         ("unpin", "w3", *WHY),
+        ("unpin", "w3", "--expected-version", "3"),
         ("pause", "--ttl", "2h", *WHY),
-        ("resume", *WHY),
+        ("resume", "--expected-version", "4", *WHY),
         ("remap", "w3", "prefill", "--force", *WHY),
         ("chunk", "w3", "--ttl", "90s", *WHY),
         ("cancel", "m1", *WHY),
@@ -167,9 +168,10 @@ def test_every_write_arrives_as_it_was_said(control, fluidpd):
     assert control.asked == [
         ("pin", "w3", Role.DECODE, 3600.0, WHY[1], "local", None),
         ("pin", "w3", Role.PREFILL, 300.0, WHY[1], "local", 2),
-        ("unpin", "w3", "local", WHY[1]),
-        ("pause", WHY[1], 7200.0, "local"),
-        ("resume", "local", WHY[1]),
+        ("unpin", "w3", "local", WHY[1], None),
+        ("unpin", "w3", "local", "", 3),
+        ("pause", WHY[1], 7200.0, "local", None),
+        ("resume", "local", WHY[1], 4),
         ("move", "w3", Role.PREFILL, WHY[1], "local", True),
         ("grant", "w3", 90.0, WHY[1], "local"),
         ("cancel", "m1", WHY[1], "local"),

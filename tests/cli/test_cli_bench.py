@@ -93,6 +93,30 @@ def test_cells_of_other_code_are_taken_over_only_where_running_some_again_gives_
     assert json.loads(refused.out)["cells"] == json.loads(first.out)["cells"]
 
 
+def test_what_is_run_again_are_the_cells_in_which_most_was_decided():
+    def cell(name: str) -> Cell:
+        return Cell(Task.RUN, "A", name, "goodput", 2, 1.0)
+
+    def record(flips: int, lent: int) -> dict[str, object]:
+        return {"flips": {"to_prefill": flips, "to_decode": 0}, "borrowed_tokens": lent}
+
+    calm = {cell(f"calm{i}"): (record(0, 0), 0.1) for i in range(9)}
+    busy = {cell("moves"): (record(9, 0), 0.1), cell("lends"): (record(0, 5_000), 0.1), cell("slow"): (record(0, 0), 50.0)}
+    assert bench_run.proofs_of({**calm, **busy})[:3] == [cell("moves"), cell("lends"), cell("slow")]
+
+
+def test_one_different_run_keeps_every_cell_of_that_policy_from_being_taken_over(fluidpd, tiny, tmp_path):
+    options = ("--quick", "--only", "A,static 2P:6D,static 7P:1D", "--cache", str(tmp_path), "--jobs", "1", "--json")
+    fluidpd("bench", "table1", *options)
+    kept = tmp_path / "cells.jsonl"
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    wrong = [{**r, "code": "of yesterday", "record": {**r["record"], "wasted_gpu_s": -1.0}} for r in rows]
+    kept.write_text("".join(json.dumps(row) + "\n" for row in wrong))
+    told = fluidpd("bench", "table1", *options, "--adopt").err
+    assert "run static: 1 of" in told and "different on" in told
+    assert "goodput static: its runs differ, so nothing is taken over" in told
+
+
 def test_the_page_and_its_plots_are_written_without_a_date(fluidpd, tiny, tmp_path):
     page = tmp_path / "docs" / "benchmark.md"
     options = ("--quick", "--cache", str(tmp_path / "cache"), "--jobs", "1", "--only", "run,bound,goodput,static*,thresholds")

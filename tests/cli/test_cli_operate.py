@@ -21,6 +21,9 @@ WRITES = [
     (("remap", "w3", "prefill", *WHY), "POST", "/workers/w3/move", {"role": "prefill", "reason": WHY[1], "force": False}),
     (("chunk", "w3", "--ttl", "90", *WHY), "POST", "/workers/w3/grant", {"reason": WHY[1], "ttl_s": 90.0}),
     (("cancel", "m1", *WHY), "POST", "/transitions/m1/cancel", {"reason": WHY[1]}),
+    (("unpin", "w3", *WHY, "--expected-version", "2"), "DELETE", "/workers/w3/pin", {"reason": WHY[1], "expected_version": 2}),
+    (("pause", "--expected-version", "0", *WHY), "POST", "/pause", {"reason": WHY[1], "ttl_s": 3600.0, "expected_version": 0}),
+    (("resume", "--expected-version", "3", *WHY), "POST", "/resume", {"reason": WHY[1], "expected_version": 3}),
     (("forget", "w3", *WHY), "DELETE", "/workers/w3", {"reason": WHY[1]}),
 ]
 

@@ -12,7 +12,8 @@ import pytest
 from cli.workloads import DEFAULT_COST, load_cost
 from controller.recorder import basis_of
 from controller.settings import ControllerSettings
-from controller.store import history
+from controller.store.alert_queries import Counts
+from controller.store.alerting import AlertStore
 from controller.store.engine import migrate
 from controller.store.writes import Store
 from fluidpd.policy.decide import decide
@@ -52,7 +53,8 @@ async def _record(url: str, scopes: tuple[Scope, ...]) -> None:
         for row in rows:
             store.buffer_snapshot(row)
             await store.flush()
-        await history.add_slo_minute(store, "joint", SECOND // 60 * 60, 90.0, 100.0)
+        counted = {("m", "joint"): Counts(90.0, 100.0, 60.0)}
+        await AlertStore(store).count({SECOND // 60 * 60: counted}, counted, {})
         await store.close()
 
 

@@ -75,8 +75,8 @@ def test_a_secret_on_the_command_line_is_refused_with_what_to_do(fluidpd, contro
     [
         (("controller", "--host", "0.0.0.0"), "tokens_file"),
         (("sidecar", "--worker", "w1", "--worker-url", "http://10.0.0.5:1", "--host", "0.0.0.0"), "fleet_secret_file"),
-        (("dashboard", "--host", "0.0.0.0"), "no login"),
-        (("dashboard", "--host", "::"), "no login"),
+        (("dashboard", "--host", "0.0.0.0"), "a login over http"),
+        (("dashboard", "--host", "::"), "a login over http"),
     ],
 )
 def test_no_part_listens_beyond_this_machine_without_proof_unless_somebody_insists(fluidpd, monkeypatch, command, said):

@@ -12,6 +12,7 @@ from controller.clock import FakeClock
 from controller.loop import Controller
 from controller.ports import Member, RouterTrouble
 from controller.registry import Registry
+from controller.security.tokens import book_of
 from controller.settings import ControllerSettings
 from fluidpd.cost import CostModel
 from fluidpd.names import Role
@@ -33,6 +34,8 @@ class MemoryStore:
         self.workers: dict[str, WorkerRow] = {}
         self.pins: dict[str, PinRow] = {}
         self.the_pause: PauseRow | None = None
+        self.everywhere: PauseRow | None = None
+        self.is_shared = False
         self.audits: list[Any] = []
         self.statuses: list[Any] = []
         self.index_seconds: list[Any] = []
@@ -56,7 +59,7 @@ class MemoryStore:
         self.decisions.append(row)
         return len(self.decisions)
 
-    async def open_transition(self, row: TransitionRow) -> None:
+    async def open_transition(self, row: TransitionRow, limit: int | None = None) -> None:
         self._write()
         if any(t.worker == row.worker and t.end is None for t in self.transitions.values()) or row.id in self.transitions:
             raise RuntimeError(f"{row.worker} has an open move")
@@ -95,11 +98,17 @@ class MemoryStore:
 
     async def set_pause(self, row: PauseRow, expected_version: int | None = None) -> PauseRow:
         self._write()
-        self.the_pause = row
+        if row.everywhere:
+            self.everywhere = row
+        else:
+            self.the_pause = row
         return row
 
-    async def drop_pause(self, expected_version: int | None = None) -> PauseRow | None:
-        before, self.the_pause = self.the_pause, None
+    async def drop_pause(self, expected_version: int | None = None, everywhere: bool = False) -> PauseRow | None:
+        if everywhere:
+            before, self.everywhere = self.everywhere, None
+        else:
+            before, self.the_pause = self.the_pause, None
         return before
 
     async def audit(self, row: Any) -> int:
@@ -159,8 +168,8 @@ class MemoryQueries:
     async def pins(self, now_wall_s: float) -> tuple[PinRow, ...]:
         return tuple(self._store.pins.values())
 
-    async def pause(self, now_wall_s: float) -> PauseRow | None:
-        return self._store.the_pause
+    async def pauses(self, now_wall_s: float) -> tuple[PauseRow, ...]:
+        return tuple(p for p in (self._store.everywhere, self._store.the_pause) if p is not None)
 
     async def workers(self) -> tuple[WorkerRow, ...]:
         return tuple(self._store.workers.values())
@@ -326,7 +335,8 @@ class Fleet:
         self.sidecars = {name: Sidecar(name, role) for name, role in roles.items()}
 
     def another_controller(self) -> Controller:
-        return Controller(self.settings, self.store, self.router, COST, self.clock, self.hub)
+        book = book_of(self.settings.security.tokens_file)
+        return Controller(self.settings, self.store, self.router, COST, self.clock, self.hub, book=book)
 
     async def up(self, settle_s: float = 6.5) -> Fleet:
         """Lead, greet everybody, and let warm-up and residence pass, without the background tasks."""

@@ -14,6 +14,7 @@ from fastapi import APIRouter
 
 from controller.app import create_app
 from controller.refusals import GuardRefused, NotFound
+from controller.security.tokens import book_of
 from controller.settings import ControllerSettings, load_settings
 from controller.store.engine import migrate
 from controller.store.writes import Store
@@ -267,6 +268,9 @@ class FakeController:
             raise NotFound(f"there is no worker {worker!r}")
         return a_move(to_role=role)
 
+    def preview(self, worker: str, role: Role, pin: bool, force: bool) -> dict[str, Any] | None:
+        return {"worker": worker, "to_role": role.value, "pin": pin, "force": force} if worker == "w3" else None
+
     async def cancel_move(self, id: str, reason: str, actor: str) -> TransitionRow:
         self._asked("cancel", id, reason, actor)
         return a_move(id)
@@ -287,14 +291,22 @@ class FakeController:
         return await self.store.drop_pin(worker, expected_version)
 
     async def set_pause(
-        self, reason: str, ttl_s: float, actor: str, roll_back: bool = False, expected_version: int | None = None
+        self,
+        reason: str,
+        ttl_s: float,
+        actor: str,
+        roll_back: bool = False,
+        expected_version: int | None = None,
+        everywhere: bool = False,
     ) -> PauseRow:
         self._asked("pause", reason, ttl_s, actor)
-        return await self.store.set_pause(a_pause(reason=reason, actor=actor), expected_version)
+        return await self.store.set_pause(a_pause(reason=reason, actor=actor, everywhere=everywhere), expected_version)
 
-    async def resume(self, actor: str, reason: str, expected_version: int | None = None) -> PauseRow | None:
+    async def resume(
+        self, actor: str, reason: str, expected_version: int | None = None, everywhere: bool = False
+    ) -> PauseRow | None:
         self._asked("resume", actor, reason)
-        return await self.store.drop_pause(expected_version)
+        return await self.store.drop_pause(expected_version, everywhere)
 
     async def deregister(self, worker: str) -> bool:
         self._asked("deregister", worker)
@@ -316,7 +328,9 @@ async def open_api(
     """The API over a real store, spoken to without a socket."""
     async with open_store(folder) as store:
         controller, hub = FakeController(store), Hub(wall=lambda: NOW)
-        app = create_app(settings or load_settings(), controller, store, store.queries, hub, link=APIRouter())
+        settings = settings or load_settings()
+        book = book_of(settings.security.tokens_file)
+        app = create_app(settings, controller, store, store.queries, hub, link=APIRouter(), book=book)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8070") as client:
             yield client, controller, hub

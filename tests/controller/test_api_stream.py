@@ -117,10 +117,10 @@ async def test_the_metrics_page_has_what_is_known_and_leaves_out_what_is_not(tmp
     seen = {(s.name, *sorted(s.labels.values())): s.value for f in text_string_to_metric_families(text) for s in f.samples}
     assert seen[("fluidpd_pressure_index", "prefill")] == 0.4
     assert ("fluidpd_pressure_index", "decode") not in seen
-    assert seen[("fluidpd_slo_requests_total", "joint")] == 100
-    assert seen[("fluidpd_slo_bad_requests_total", "joint")] == 3
+    assert seen[("fluidpd_slo_requests_total", "default", "joint")] == 100
+    assert seen[("fluidpd_slo_bad_requests_total", "default", "joint")] == 3
     assert seen[("fluidpd_decisions_total", "flip", "prefill_sustained_flip")] == 1
-    assert not any("script" in str(key) for key in seen)
+    assert not any("script" in str(key) for key in seen) and seen[("fluidpd_decisions_total", "other", "other")] == 1
     assert seen[("fluidpd_transitions_total", "auto", "decode", "done", "prefill")] == 1
     assert seen[("fluidpd_transition_duration_seconds_count", "done", "preflight")] == 1
     assert seen[("fluidpd_worker_role", "decode", "w3")] == 1

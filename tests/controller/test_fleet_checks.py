@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from control_fakes import FakeConnection, Fleet, hello
 from memory_fakes import open_api, open_store
 
@@ -221,18 +220,6 @@ async def test_the_metrics_say_whose_plugin_is_armed_and_who_may_flip_and_nothin
         'fluidpd_worker_flippable{worker="w2"} 0.0',
         'fluidpd_worker_flippable{worker="w3"} 1.0',
     ]
-
-
-async def test_the_shipped_alerts_are_about_metrics_that_there_are_and_say_what_to_do(tmp_path: Path) -> None:
-    rules = yaml.safe_load((ROOT / "config/alerts/fluidpd.yml").read_text(encoding="utf-8"))
-    async with open_api(tmp_path) as (client, controller, _):
-        controller.views = ({"name": "w1", "role": "decode", "state": "serving", "plugin": "armed", "flippable": True},)
-        page = (await client.get("/metrics")).text
-    found = [rule for group in rules["groups"] for rule in group["rules"]]
-    assert [rule["alert"] for rule in found] == ["FluidPDPluginDisarmed", "FluidPDWorkerNotFlippable"]
-    for rule in found:
-        assert f"\n{rule['expr'].split()[0]}{{" in page
-        assert {"summary", "what_fluidpd_does", "runbook"} <= set(rule["annotations"]) and rule["for"]
 
 
 async def test_a_pin_of_a_worker_that_nobody_knows_cannot_be_dropped() -> None:

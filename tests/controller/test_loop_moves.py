@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from control_fakes import Fleet, prompts
+from memory_fakes import a_move
 
 from controller.ports import RouterTrouble
 from controller.refusals import Conflict, GuardRefused, NotFound
+from controller.store.opening import AlreadyOpen, NoRoom
 from fluidpd.names import End, Phase, Role, Rule
 
 FOUR = {"p1": "prefill", "p2": "prefill", "d1": "decode", "d2": "decode"}
@@ -35,6 +37,22 @@ async def test_a_move_is_on_record_before_its_order_leaves() -> None:
     assert refused.value.refusal.rule is Rule.DATABASE_DOWN
     assert f.sidecars["d2"].connection.bodies("move") == []
     assert f.state("d2") == "serving"
+
+
+@pytest.mark.parametrize(("said", "rule"), [(NoRoom(a_move(), 1, 1), "max_concurrent"), (AlreadyOpen(a_move()), "in_transit")])
+async def test_what_the_databases_own_indexes_refuse_is_refused_by_its_rule_and_what_is_on_record_is_read_again(
+    said: Exception, rule: str
+) -> None:
+    f = await fleet()
+
+    async def refuse(row: Any, limit: int | None = None) -> None:
+        raise said
+
+    f.store.open_transition = refuse  # type: ignore[method-assign]
+    with pytest.raises(GuardRefused, match=str(said).partition(" (")[0]) as refused:
+        await moving(f)
+    assert refused.value.refusal.rule == rule and f.controller.moves.must_reload
+    assert f.sidecars["d2"].connection.bodies("move") == [] and f.state("d2") == "serving"
 
 
 async def test_a_whole_move_ends_done_and_the_router_follows() -> None:
@@ -227,9 +245,9 @@ async def test_no_second_move_begins_while_the_first_is_still_being_written() ->
     f = await fleet()
     written, write = asyncio.Event(), f.store.open_transition
 
-    async def slow(row: Any) -> None:
+    async def slow(row: Any, limit: int | None = None) -> None:
         await written.wait()
-        await write(row)
+        await write(row, limit)
 
     f.store.open_transition = slow  # type: ignore[method-assign]
     snapshot = f.controller.collector.snapshot(f.clock.now(), ())  # judged before the first began

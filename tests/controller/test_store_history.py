@@ -103,10 +103,3 @@ async def test_retention_deletes_old_seconds_and_ended_moves_and_never_an_open_o
         assert len(await store.queries.index_history("ppi", NOW - 10, later)) == 1
         assert await store.queries.decisions() == ()
         assert await history.prune(store, later, keep) == 0
-
-
-async def test_slo_minutes_add_up_across_a_restart(database: str) -> None:
-    async with open_store(database) as store:
-        await history.add_slo_minute(store, "joint", T0, 9.0, 10.0)
-        await history.add_slo_minute(store, "joint", T0, 1.0, 2.0)
-        assert await store.queries.slo_minutes("joint", T0, T0 + 60) == ((T0, 10.0, 12.0),)

@@ -1,21 +1,18 @@
-"""The jobs that keep the store: expiry, SLO minutes, and that a failing one does not stop the rest."""
+"""The jobs that keep the store: expiry, and that a failing one does not stop the rest."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from memory_fakes import NOW, FakeController, a_decision, a_pause, a_pin, a_status, open_store
+from memory_fakes import NOW, FakeController, a_decision, a_pause, a_pin, open_store
 
-from controller.jobs import Every, Jobs, SloMinutes
+from controller.jobs import Every, Jobs
 from controller.settings import RetentionSettings
 from controller.store.engine import StoreUnavailable
 from controller.stream import Hub
-
-MINUTE = int(NOW) // 60 * 60
 
 
 async def test_what_the_controller_let_go_of_ends_in_the_database_too(database: str) -> None:
@@ -41,16 +38,6 @@ async def test_what_has_lapsed_waits_for_a_database_that_is_away(database: str, 
         assert len(controller.lapsed) == 1
         await jobs.expire()
         assert controller.lapsed == []
-
-
-async def test_requests_are_counted_per_minute_from_running_totals(database: str) -> None:
-    async with open_store(database) as store:
-        slo = SloMinutes(store, lambda: NOW)
-        for total, good in ((100.0, 90.0), (110.0, 99.0), (5.0, 5.0), (7.0, 6.0)):  # the third is a restart
-            await slo.count(a_status(requests_total=total, requests_good=good))
-        await slo.count(a_status(requests_total=None))
-        await slo.count(replace(a_status(requests_total=99.0, requests_good=99.0), leading=False))
-        assert await store.queries.slo_minutes("joint", 0, 1e11) == ((MINUTE, 10.0, 12.0),)
 
 
 async def test_the_jobs_start_run_and_stop_inside_one_loop(database: str) -> None:

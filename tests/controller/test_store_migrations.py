@@ -23,6 +23,10 @@ _OLDER_TAKE = (
     "insert into leadership (cluster, model, pool, holder, epoch, expires_wall_s) values ('c', 'm', 'p', 'old', 7, 1.0) "
     "on conflict (cluster, model, pool) do update set epoch = leadership.epoch + 1"
 )
+_MOVE = (
+    "insert into transition values ('{}', 'c', 'm', 'p', '{}', 1, 'decode', 'prefill', 'auto', '', '{{}}', 1, 1.0, "
+    "'drain', 'forward', {}, null, '', 'a', {})"
+)
 
 
 def ask(url: str, question: Callable[[sa.Connection], Any]) -> Any:
@@ -58,7 +62,7 @@ def test_the_schema_goes_up_down_and_up_again(empty_database: str) -> None:
 
 
 def test_each_step_can_be_taken_back_alone(empty_database: str) -> None:
-    for revision in ("0003", "0002", "0001"):
+    for revision in ("0004", "0003", "0002", "0001"):
         migrate(empty_database)
         downgrade(empty_database, revision)
         assert current_revision(empty_database) == revision
@@ -77,14 +81,31 @@ def test_every_table_carries_cluster_model_and_pool() -> None:
 
 def test_the_database_itself_forbids_two_open_moves_of_a_worker(empty_database: str) -> None:
     migrate(empty_database)
-    row = (
-        "insert into transition values ('{}', 'c', 'm', 'p', 'w1', 1, 'decode', 'prefill', 'auto', '', '{{}}', 1, 1.0, "
-        "'drain', 'forward', {}, null, '', 'a')"
-    )
-    run(empty_database, row.format("m1", "'done'"))
-    run(empty_database, row.format("m2", "null"))
+    run(empty_database, _MOVE.format("m1", "w1", "'done'", 0))
+    run(empty_database, _MOVE.format("m2", "w1", "null", 0))
     with pytest.raises(sa.exc.IntegrityError):
-        run(empty_database, row.format("m3", "null"))
+        run(empty_database, _MOVE.format("m3", "w1", "null", 1))
+
+
+def test_the_database_itself_forbids_two_open_moves_in_one_slot(empty_database: str) -> None:
+    migrate(empty_database)
+    run(empty_database, _MOVE.format("m1", "w1", "'done'", 0))
+    run(empty_database, _MOVE.format("m2", "w1", "null", 0))
+    run(empty_database, _MOVE.format("m3", "w2", "null", 1))
+    with pytest.raises(sa.exc.IntegrityError):
+        run(empty_database, _MOVE.format("m4", "w3", "null", 1))
+
+
+def test_moves_that_are_open_while_the_schema_gets_slots_take_the_first_ones_in_order(empty_database: str) -> None:
+    migrate(empty_database)
+    for n, end in enumerate(("null", "'done'", "null")):
+        run(empty_database, _MOVE.format(f"m{n}", f"w{n}", end, n))
+    run(empty_database, "insert into phase values ('m0', 1, 'c', 'm', 'p', 1.0, 'drain', 'forward', 'ok', 0.1, '', '{}')")
+    downgrade(empty_database, "0004")
+    migrate(empty_database)
+    slots = ask(empty_database, lambda c: c.exec_driver_sql("select id, slot from transition order by id").all())
+    assert slots == [("m0", 0), ("m1", None), ("m2", 1)]
+    assert ask(empty_database, lambda c: c.exec_driver_sql("select count(*) from phase").scalar()) == 1
 
 
 def test_a_schema_from_the_future_is_refused_in_a_sentence(empty_database: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from memory_fakes import NOW, a_command, a_decision, a_move, a_phase, a_status, a_worker, open_store
 
-from controller.store.writes import AlreadyOpen
+from controller.store.opening import AlreadyOpen, NoRoom
 from fluidpd.names import Answer, End, Heading, Phase
 from fluidpd.record import Scope
 from fluidpd.transition import Move
@@ -140,6 +140,28 @@ async def test_fifty_requests_for_one_worker_open_one_move(database: str) -> Non
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert [type(e) for e in found if e is not None] == [AlreadyOpen] * 49
         assert len(await store.queries.transitions(open_only=True)) == 1
+
+
+@pytest.mark.parametrize("limit", (1, 3))
+async def test_of_fifty_parallel_requests_for_fifty_workers_as_many_are_opened_as_may_be(database: str, limit: int) -> None:
+    """Through two stores, as of two controllers that both believe that they lead: no lock of one process helps here."""
+    async with open_store(database) as one, open_store(database) as other:
+        asked = [(one, other)[n % 2].open_transition(a_move(f"m{n}", f"w{n}"), limit) for n in range(50)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(e) for e in found if e is not None] == [NoRoom] * (50 - limit)
+        assert "max_concurrent" in str(next(e for e in found if e is not None))
+        standing = await one.queries.transitions(open_only=True)
+        assert len(standing) == limit
+        await one.record_phase(a_phase(standing[0].id), DONE, NOW + 5)
+        await other.open_transition(a_move("next", "another"), limit)
+
+
+async def test_a_move_that_a_sidecar_holds_already_is_taken_on_record_whatever_is_open(database: str) -> None:
+    async with open_store(database) as store:
+        await store.open_transition(a_move("m1"), 1)
+        await store.open_transition(a_move("found", "w4"))
+        with pytest.raises(NoRoom, match="2 moves are open"):
+            await store.open_transition(a_move("m2", "w5"), 2)
 
 
 async def test_a_report_with_a_number_beyond_32_bits_is_kept(database: str) -> None:

@@ -9,6 +9,26 @@ from memory_fakes import NOW, a_pause, a_pin, an_audit, open_store
 
 from controller.store.versions import VersionConflict
 from fluidpd.names import Role
+from fluidpd.record import Scope
+
+
+async def test_a_pause_of_every_pool_holds_each_of_them_and_is_a_row_of_its_own(database: str) -> None:
+    other = Scope("default", "default", "night")
+    async with open_store(database) as store, open_store(database, scope=other) as neighbour:
+        await store.set_pause(a_pause())
+        wide = await neighbour.set_pause(a_pause(actor="root", everywhere=True))
+        assert wide.version == 1 and wide.everywhere
+        assert [p.actor for p in await store.queries.pauses(NOW)] == ["root", "ana"]
+        assert [p.actor for p in await neighbour.queries.pauses(NOW)] == ["root"]
+        assert await store.queries.pause(NOW) == wide
+        with pytest.raises(VersionConflict):
+            await store.set_pause(a_pause(everywhere=True), 0)
+        assert await store.drop_pause(1, everywhere=True) == wide
+        assert [p.actor for p in await store.queries.pauses(NOW)] == ["ana"] and await neighbour.queries.pauses(NOW) == ()
+        again = await store.set_pause(a_pause(everywhere=True))
+        assert again.version == 2
+        assert await neighbour.lapse(again, NOW + 90) and not await store.lapse(again, NOW + 90)
+        assert (await neighbour.queries.audit())[0].subject == "automation everywhere"
 
 
 async def test_each_pin_of_a_worker_gets_a_higher_version_even_after_it_was_dropped(database: str) -> None:

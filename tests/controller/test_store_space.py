@@ -56,7 +56,7 @@ def test_it_stops_when_the_disk_is_nearly_full_and_goes_on_when_there_is_clearly
 
 
 def test_the_last_twentieth_of_a_large_disk_is_room_enough(tmp_path: Path) -> None:
-    space = space_on(Disk(size=100 * PLENTY_BYTES, free=PLENTY_BYTES), tmp_path)
+    space = space_on(Disk(size=100 * PLENTY_BYTES, free=PLENTY_BYTES + 2 * MIB), tmp_path)
     space.look()
     assert space.trouble == ""
 
@@ -75,14 +75,18 @@ def test_the_reserve_is_held_back_given_up_once_and_taken_back(tmp_path: Path) -
     assert space.trouble == "" and space.reserve.exists()
 
 
-def test_on_a_small_disk_the_reserve_is_small_and_it_does_not_count_as_used(tmp_path: Path) -> None:
+def test_on_a_small_disk_the_reserve_is_small_and_is_no_room_before_it_is_given_up_nor_after(tmp_path: Path) -> None:
     disk = Disk(size=10 * MIB, free=5 * MIB)
     space = space_on(disk, tmp_path, reserve_bytes=64 * MIB)
     space.look()
     assert space.reserve.stat().st_size == 10 * MIB // 20
-    disk.free = MIB // 4  # with the reserve 7.5 % are free
+    disk.free = MIB // 4
     space.look()
-    assert space.trouble == ""
+    assert "98% full" in space.trouble and space.reserve.exists()
+    space.give_up()
+    disk.free += MIB // 2
+    space.look()
+    assert "98% full" in space.trouble and not space.reserve.exists()
 
 
 def test_a_disk_that_cannot_be_measured_changes_nothing(tmp_path: Path) -> None:

@@ -12,26 +12,26 @@ from dashboard.settings import DashboardSettings
 from fluidpd.record import PauseRow
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
-PIN = {"worker": "2:w1", "role": "decode", "ttl_s": "3600", "reason": "rebalancing by hand", "range": "1h"}
+PIN = {"worker": "2:w1", "role": "decode", "ttl_s": "3600", "reason": "rebalancing by hand", "state": "from=now-1h&to=now"}
 
 
 async def test_a_pin_reaches_the_controller_and_the_page_says_so_once(
     browser: httpx.AsyncClient, controller: FakeController, csrf: str
 ) -> None:
     answer = await browser.post("/act/pin", data={**PIN, "csrf": csrf}, headers=OWN)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/?range=1h")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/?from=now-1h&to=now")
     assert controller.done == [("pin", "w1", "decode", 3600, "rebalancing by hand", 2)]
-    assert "w1</bdi>" in (await browser.get("/?range=1h")).text
+    assert "w1</bdi>" in (await browser.get("/?from=now-1h&to=now")).text
     assert "w1 is pinned to decode." not in (await browser.get("/")).text
 
 
 @pytest.mark.parametrize(
     ("path", "form", "done"),
     [
-        ("/act/unpin", {"worker": "2:w1"}, ("unpin", "w1", "")),
-        ("/act/unpin", {"worker": "0:a:b", "reason": "no longer needed"}, ("unpin", "a:b", "no longer needed")),
-        ("/act/pause", {"ttl_s": "900", "reason": "deploying"}, ("pause", "deploying", 900)),
-        ("/act/resume", {"reason": "deployed"}, ("resume", "deployed")),
+        ("/act/unpin", {"worker": "2:w1", "reason": "no longer needed"}, ("unpin", "w1", "no longer needed", 2)),
+        ("/act/unpin", {"worker": "0:a:b", "reason": "no longer needed"}, ("unpin", "a:b", "no longer needed", 0)),
+        ("/act/pause", {"ttl_s": "900", "reason": "deploying"}, ("pause", "deploying", 900, False, None)),
+        ("/act/resume", {"reason": "deployed"}, ("resume", "deployed", None)),
     ],
 )
 async def test_the_other_actions_reach_the_controller_too(
@@ -48,7 +48,7 @@ async def test_a_refusal_shows_its_rule_and_keeps_what_was_typed(
     answer = await browser.post("/act/pin", data={**PIN, "csrf": csrf}, headers=OWN)
     assert answer.status_code == 409
     assert "prefill would fall below 1 worker" in answer.text and "Rule: floor" in answer.text
-    assert 'id="act-pin" open' in answer.text and 'value="rebalancing by hand"' in answer.text
+    assert 'id="pin-form"' in answer.text and 'value="rebalancing by hand"' in answer.text
     assert '<option value="2:w1" selected>' in answer.text
 
 
@@ -65,6 +65,7 @@ async def test_a_refusal_shows_its_rule_and_keeps_what_was_typed(
         ("/act/pause", {"reason": "   "}),
         ("/act/resume", {"reason": ""}),
         ("/act/unpin", {"worker": ""}),
+        ("/act/unpin", {"reason": ""}),
     ],
 )
 async def test_a_form_that_lacks_something_never_reaches_the_controller(
@@ -132,7 +133,7 @@ async def test_a_page_that_acts_offers_no_resume(browser: httpx.AsyncClient) -> 
 
 async def test_a_paused_page_offers_to_resume(browser: httpx.AsyncClient, queries: FakeQueries) -> None:
     queries.pause_row = PauseRow("deploying", "ana", NOW, NOW + 60)
-    html = (await browser.get("/?range=5m")).text
+    html = (await browser.get("/?from=now-5m")).text
     assert "act-resume" in html and "Automation is paused by ana" in html
 
 
@@ -163,7 +164,7 @@ async def test_the_client_sends_what_the_api_takes() -> None:
     await c.aclose()
     assert [(r.method, r.url.raw_path.decode()) for r in seen] == [
         ("POST", "/api/v1/workers/w%2F1/pin"),
-        ("DELETE", "/api/v1/workers/w1/pin?reason=no%20longer"),
+        ("DELETE", "/api/v1/workers/w1/pin"),
         ("POST", "/api/v1/pause"),
         ("POST", "/api/v1/resume"),
     ]

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import re
+
 import pytest
-from dashboard_fleet import NOW, move, second, worker
+from dashboard_fleet import NOW, busy_fleet, move, second, worker
 
 from dashboard.pages import lanes, pressure
 from dashboard.pages.lanes import Lane
 from dashboard.reading import Records, nice_step_s
+from dashboard.rendering import render
 from dashboard.urls import Window
 from fluidpd.names import End, Role, WorkerState
-from fluidpd.record import IndexSecond, PinRow, WorkerRow, WorkerSecond
+from fluidpd.record import IndexSecond, PinRow, RoleSpan, WorkerRow, WorkerSecond
 
-WINDOW = Window("5m", NOW)
+WINDOW = Window.of({"from": "now-5m"}, NOW)
 START = int(NOW) - 300
 
 
@@ -36,6 +39,13 @@ def test_stale_and_lost_workers_are_no_data_and_quarantine_is_a_failure() -> Non
     rows = steady(START, START + 100) + steady(START + 100, START + 150, state=WorkerState.STALE)
     rows += steady(START + 150, int(NOW), state=WorkerState.QUARANTINED)
     assert kinds(lane(rows)) == ["decode", "unknown", "failed"]
+
+
+def test_every_stretch_has_a_colour_or_a_pattern_of_its_own() -> None:
+    rows = [second(START + i, state=state) for i, state in enumerate(WorkerState)]
+    view = lanes.view(WINDOW, 1, [worker()], rows, [move("m-1", "w1", NOW - 100)], [])
+    plain = re.findall(r'class="s-(\w+)"(?! fill="url)', str(render(view)))
+    assert set(plain) <= {"prefill", "decode", "lent", "pin"}
 
 
 def test_rows_still_in_the_buffer_leave_no_hole_at_the_right_edge() -> None:
@@ -81,7 +91,7 @@ def test_workers_are_in_the_order_a_person_counts() -> None:
 
 
 def test_coarse_steps_are_whole_minutes() -> None:
-    assert [nice_step_s(x) for x in (0.3, 1.0, 4.0, 24.0, 96.0, 9999.0)] == [1, 1, 4, 60, 120, 3600]
+    assert [nice_step_s(x) for x in (0.3, 1.0, 4.0, 24.0, 96.0, 9999.0)] == [1, 1, 4, 60, 120, 10_800]
 
 
 # ---------------------------------------------------------------- the chart's numbers
@@ -107,8 +117,8 @@ async def test_a_missing_second_and_an_unknown_second_both_break_the_line() -> N
     at = int(NOW) - 10
     records = Records(Series({at: 1.0, at + 2: None, at + 3: 2.0}), lambda: NOW)  # type: ignore[arg-type]
     data = await pressure.read_data(records, WINDOW, at)
-    assert data["t"] == [at, at + 1, at + 2, at + 3]
-    assert data["ppi_mean"] == [1.0, None, None, 2.0]
+    assert data["t"][-4:] == [at, at + 1, at + 2, at + 3]
+    assert data["ppi_mean"][-4:] == [1.0, None, None, 2.0]
 
 
 async def test_the_chart_asks_only_for_what_it_lacks() -> None:
@@ -116,4 +126,26 @@ async def test_the_chart_asks_only_for_what_it_lacks() -> None:
     whole = await pressure.read_data(records, WINDOW, None)
     rest = await pressure.read_data(records, WINDOW, int(NOW) - 3)
     assert len(whole["t"]) == 300
-    assert rest["t"] == [int(NOW) - 3, int(NOW) - 2, int(NOW) - 1]
+    assert rest["t"] == list(range(int(NOW) - 3 - pressure.LATE_S, int(NOW)))  # the newest may have been incomplete
+
+
+async def test_of_a_long_window_only_the_newest_hours_are_read_again() -> None:
+    fleet = busy_fleet(lambda: NOW)
+    asked: list[tuple[float, float]] = []
+    was = fleet.role_spans
+
+    async def role_spans(since_s: float, until_s: float, step_s: int) -> tuple[RoleSpan, ...]:
+        asked.append((since_s, until_s))
+        return await was(since_s, until_s, step_s)
+
+    fleet.role_spans = role_spans  # type: ignore[method-assign]
+    records = Records(fleet, lambda: NOW)
+    for start in ("now-24h", "now-23h"):
+        window = Window.of({"from": start}, NOW)
+        spans, step_s = await records.lanes(window)
+        assert step_s == 60 and min(s.end_s for s in spans) > window.since_s
+        drawn = lanes.view(window, step_s, fleet.worker_rows, spans, (), ()).lanes
+        assert [s.kind for s in drawn[1].base] == ["decode" if drawn[1].role == "decode" else "prefill"]
+    settled = int(NOW - 900) // 3600 * 3600
+    assert asked[0][1] == settled and asked[0][0] <= NOW - 86_400
+    assert asked[1:] == [(settled, NOW), (settled, NOW)]

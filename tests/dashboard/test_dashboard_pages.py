@@ -8,13 +8,13 @@ import pytest
 from dashboard_fleet import NO_FLAG, NOW, UNTESTED, FakeQueries, decision, move, second, status, worker
 from jinja2 import meta
 
-from dashboard.pages import actions, decisions, facts, header, lanes, overview, pressure, transitions, workers
+from dashboard.pages import actions, attention, badges, decisions, facts, header, lanes, overview, pressure, transitions, workers
 from dashboard.pages.banners import banners
 from dashboard.pages.overview import PARTS
 from dashboard.reading import Records
 from dashboard.rendering import ENVIRONMENT
 from dashboard.security import HEADERS
-from dashboard.urls import Window
+from dashboard.urls import Asked, Window
 from fluidpd.names import Heading, Phase, PluginState, Role, WorkerState
 from fluidpd.record import PauseRow, PinRow
 
@@ -27,6 +27,7 @@ VIEWS = [
     decisions.DecisionsView,
     workers.WorkersView,
     actions.ActionsView,
+    badges.BadgesView,
     overview.OverviewPage,
     overview.ErrorPage,
 ]
@@ -88,8 +89,8 @@ async def test_a_page_has_no_inline_style_or_script_and_no_foreign_address(brows
 
 @pytest.mark.parametrize("name", PARTS)
 async def test_each_part_can_be_asked_alone_and_in_every_range(browser: httpx.AsyncClient, name: str) -> None:
-    for range_ in ("5m", "15m", "1h", "6h", "24h", "nonsense"):
-        answer = await browser.get(f"/part/{name}?range={range_}")
+    for start in ("now-5m", "now-15m", "now-6h", "now-24h", "now-7d", "now-30d", "1789999000000", "nonsense"):
+        answer = await browser.get(f"/part/{name}?from={start}")
         assert answer.status_code == 200
         assert "<html" not in answer.text
 
@@ -124,6 +125,8 @@ BACK = replace(MOVING, phase=Phase.ADMIT, heading=Heading.BACK)
         ({"pause": PAUSE}, "Paused by ana until 14:30Z."),
         ({"moves": (MOVING,)}, "Moving w3 to prefill (drain for 402 ms)."),
         ({"moves": (BACK,)}, "Returning w3 to decode (admit for 402 ms)."),
+        ({"leading": False}, "No leader: nothing is started until a controller leads again."),
+        ({"leading": False, "leader": "http://c2:8070"}, "This controller only watches: http://c2:8070 leads."),
         ({"wall_s": NOW - 14.2}, "Last known: users are inside their SLOs."),
         ({"workers": ()}, "No workers are registered."),
         ({"none": True}, "No controller has written to this database yet."),
@@ -186,7 +189,7 @@ async def test_hostile_names_and_reasons_are_shown_as_text(browser: httpx.AsyncC
     refusal = {"worker": EVIL, "rule": EVIL, "detail": EVIL, "numbers": {}}
     queries.decided = (decision(1, NOW - 50, reason=EVIL, lenders=(EVIL,), missing=(EVIL,), refusals=(refusal,)),)
     queries.status_row = status(lenders=(EVIL,), banner=EVIL, reason=EVIL, engines=(EVIL,))
-    html = (await browser.get(f"/?range={EVIL}&pin={EVIL}")).text
+    html = (await browser.get(f"/?from={EVIL}&pin={EVIL}")).text
     assert "<script>alert" not in html
     assert "👩‍🚒" in html
     assert not re.search(r"\sstyle=|\sonload=", html)
@@ -205,14 +208,8 @@ def test_an_open_move_shows_the_time_of_its_phase_so_far() -> None:
     assert sum(b.length for b in shown.bars) == pytest.approx(1.0)
 
 
-def test_a_lender_counter_that_restarts_counts_from_its_new_start() -> None:
-    rows = [second(s, "w4", borrowed_tokens_total=v) for s, v in ((1, 100.0), (2, 160.0), (3, 20.0), (4, 50.0))]
-    assert facts.borrowed_tokens(rows) == 60 + 20 + 30
-    assert facts.borrowed_tokens([second(1, "w4", borrowed_tokens_total=None)]) is None
-
-
 def test_a_window_clips_what_lies_outside() -> None:
-    window = Window("15m", NOW)
+    window = Window.of({}, NOW)
     assert (window.share(NOW - 5000), window.share(NOW - 450), window.share(NOW + 5)) == (0.0, 0.5, 1.0)
 
 
@@ -221,10 +218,10 @@ def test_a_window_clips_what_lies_outside() -> None:
 
 async def test_a_plugin_that_is_not_armed_is_said_below_the_answer_and_beside_its_worker(browser: httpx.AsyncClient) -> None:
     head = (await browser.get("/part/header")).text
-    notes = re.findall(r'<li title="([^"]*)">(.*?)</li>', head, re.S)
-    assert [title for title, _ in notes] == [f"plugin disarmed on w6: {UNTESTED}", f"no role change for w2: {NO_FLAG}"]
-    shown = [text_of(words).strip() for _, words in notes]
-    assert shown[0].startswith("Plugin disarmed on w6: SGLang 0.5.24 is not in the tested list") and len(shown[0]) <= 150
+    notes = re.findall(r'<li class="is-note" title="([^"]*)">.*?<bdi>(.*?)</bdi>.*?<span class="do">(.*?)</span>', head, re.S)
+    assert [title for title, _, _ in notes] == [f"plugin disarmed on w6: {UNTESTED}", f"no role change for w2: {NO_FLAG}"]
+    assert notes[0][1].startswith("Plugin disarmed on w6: SGLang 0.5.24 is not in the tested list") and len(notes[0][1]) <= 150
+    assert [do for _, _, do in notes] == ["Arm the plugin: see its reason", "Start the engine with the flag"]
     assert "banner" not in head  # nobody needs to be woken
     rows = {
         r[1]: r[0]
@@ -242,21 +239,21 @@ async def test_a_plugin_that_is_not_armed_is_said_below_the_answer_and_beside_it
 )
 def test_every_state_of_a_plugin_has_its_word(plugin: PluginState | None, words: str) -> None:
     row = worker(plugin=plugin, plugin_why="none is connected to /run/x", cannot={"borrow": "PP", "adopt": "no tokenizer"})
-    view = workers.worker_view(row, None, None, NOW, Window("15m", NOW))
+    view = workers.worker_view(row, None, None, NOW, Asked.of({}, NOW))
     assert f"plugin {view.plugin}" == words
     assert view.plugin_title == "none is connected to /run/x\ncannot adopt: no tokenizer\ncannot borrow: PP"
 
 
 def test_a_long_reason_is_cut_at_a_word_in_the_table_and_whole_in_its_title() -> None:
     why = "the engine " + "is started without a flag " * 8
-    view = workers.worker_view(worker(flippable=False, not_flippable_why=why), None, None, NOW, Window("15m", NOW))
+    view = workers.worker_view(worker(flippable=False, not_flippable_why=why), None, None, NOW, Asked.of({}, NOW))
     assert view.flippable.endswith(" …") and len(view.flippable) < 80 and view.flip_title == why
 
 
 async def test_what_a_status_says_worth_knowing_cannot_break_the_page(browser: httpx.AsyncClient, queries: FakeQueries) -> None:
     queries.status_row = status(attention=(f"plugin disarmed on w1: {EVIL}", *(f"note {i}" for i in range(20))))
     head = (await browser.get("/part/header")).text
-    assert "<script>alert" not in head and head.count("<li ") == 6
+    assert "<script>alert" not in head and head.count("<li ") == attention.MOST
 
 
 async def test_what_stands_open_to_anybody_is_said_on_the_page() -> None:

@@ -63,7 +63,7 @@ async def test_what_the_controller_stores_is_what_the_page_shows(database: str, 
     assert "Move w3 to prefill: prefill stayed over its limit." in html
     assert html.count('class="move tone-') == 5 and "rolled back" in html
     assert "9 requests handed to w4, w8" in html and "pinned by ana" in html
-    data = (await page.get("/data/pressure?range=5m")).json()
+    data = (await page.get("/data/pressure?from=now-5m")).json()
     assert data["ppi_mean"][-1] == 0.35 and data["dpi_mean"][-1] is None
 
 

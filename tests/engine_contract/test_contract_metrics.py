@@ -106,7 +106,7 @@ async def test_both_halves_are_counted_and_latencies_only_where_the_client_is_an
     names = (REQUESTS, "sglang:time_to_first_token_seconds_count", "sglang:inter_token_latency_seconds_count")
 
     async def counted() -> list[float]:
-        pages = [parse_page((await engine.get(worker, "/metrics")).text) for worker in (engine.p, engine.d)]
+        pages = [parse_page((await engine.get(w, "/metrics")).text, also=frozenset(names)) for w in (engine.p, engine.d)]
         return [sum(float(s.value) for s in page.series.get(name, ())) for page in pages for name in names]
 
     before = await counted()

@@ -1,21 +1,25 @@
-"""The fault suite's own: its seed, the book of what was injected, and one fleet that most of its tests share."""
+"""The fault suite's own: its seed, the book of what was injected, and one fleet for the tests of a file."""
 
 from __future__ import annotations
 
 import os
 import random
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from harness import FaultFleet, fault_fleet
+from harness import FaultFleet
 from harness_book import Book
 from harness_load import Load, LoadResult
+from harness_start import fault_fleet
 
-SEED = int(os.environ.get("FLUIDPD_SEED") or random.SystemRandom().randrange(1, 100_000))
+# With `pytest -n` every process of the run draws from the same seed: they inherit the environment of the first.
+SEED = int(os.environ.setdefault("FLUIDPD_SEED", str(random.SystemRandom().randrange(1, 100_000))))
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "faults"
-_BOOK = Book(SEED, FOLDER)
+_BOOK = Book(SEED, FOLDER, RUN)
 
 
 def pytest_report_header() -> str:
@@ -33,7 +37,7 @@ def seed() -> int:
 
 @pytest.fixture(scope="session")
 def book() -> Book:
-    """Every injection of the session, with its proof: written to build/faults when the session ends."""
+    """Every injection of this process, with its proof: written to build/faults when the session ends."""
     return _BOOK
 
 
@@ -77,7 +81,7 @@ class Ground:
         self._fleet = self._load = None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     held = Ground(tmp_path_factory)
     yield held

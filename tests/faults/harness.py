@@ -10,60 +10,35 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+from fleet_tools import Api, until
 from harness_history import Gone, History
 from harness_load import Load
-from harness_tools import Api, overlapping, process_state, slowness, until
-from harness_watch import Watch
+from harness_time import Timed
+from harness_tools import overlapping, process_state
 
-from cli.children import Child, FleetTrouble
-from cli.fleet import Fleet, FleetSpec, running
+from cli.children import Child
 
-__all__ = ["FLOORS", "NAMED_ENDS", "OTHER", "Api", "FaultFleet", "fault_fleet", "overlapping", "process_state", "until"]
+__all__ = ["FLOORS", "NAMED_ENDS", "OTHER", "Api", "FaultFleet", "overlapping", "process_state", "until"]
 
 FLOORS = {"prefill": 1, "decode": 1}
-# Deadlines of a crash matrix: what waits for a dead engine waits seconds. Telemetry may be late on a busy machine.
-POLICY: Mapping[str, Any] = {
-    "flip": False,  # only the test moves workers, unless it says otherwise
-    "borrow": False,
-    "tick_s": 0.05,
-    "backoff_s": 0.0,
-    "residence_s": 0.0,
-    "warmup_s": 0.2,
-    "flip_max_age_s": 3.0,
-    "lost_after_s": 6.0,
-    "flips_per_minute": 600,
-}
-LIMITS: Mapping[str, float] = {  # times `slowness`; the controller looks for itself after 20 s
-    "preflight_s": 4.0,
-    "router_wait_s": 4.0,
-    "remap_s": 3.0,
-    "switch_s": 3.0,
-    "verify_s": 3.0,
-    "undo_s": 3.0,
-}
-STARVED_S = 1.0
 OTHER = {"prefill": "decode", "decode": "prefill"}
 NAMED_ENDS = ("done", "rolled_back", "cancelled", "quarantined")
 
 
 @dataclass
-class FaultFleet:
+class FaultFleet(Timed):
     """A running fleet under test. Faults name children: controller, router, sidecar-w1..; a worker's name means its engine."""
 
-    fleet: Fleet
     api: Api
-    watch: Watch
     roles: Mapping[str, str]  # of the start
     gone: list[Gone] = field(default_factory=list)  # engines taken by faults
     frozen: list[Gone] = field(default_factory=list)  # sidecars that read late
-    proofs: list[str] = field(default_factory=list)
 
     # ------------------------------------------------------------ names
 
@@ -87,7 +62,7 @@ class FaultFleet:
         os.kill(child.pid, signal.SIGKILL)
         return self.died(name)
 
-    def died(self, name: str, within_s: float = 30) -> str:
+    def died(self, name: str, within_s: float = 90) -> str:
         """Wait until a child that was to be killed (by a failpoint, say) is, and return the proof."""
         self._taken(name)
         child = self.child(name)
@@ -105,7 +80,7 @@ class FaultFleet:
             self.frozen.append(Gone(name.removeprefix("sidecar-"), time.monotonic()))
         return self.stopped(name)
 
-    def stopped(self, name: str, within_s: float = 30) -> str:
+    def stopped(self, name: str, within_s: float = 90) -> str:
         pid = self.child(name).pid
         until(lambda: process_state(pid) == "T", within_s, f"{name} in state T", lambda: f"(it is in {process_state(pid)})")
         return f"{name} (pid {pid}): state T in /proc/{pid}/stat"
@@ -119,6 +94,17 @@ class FaultFleet:
             Gone(g.worker, g.since_s, min(g.until_s, time.monotonic())) if g.worker == worker else g for g in self.frozen
         ]
         return f"{name} (pid {pid}): state {process_state(pid)} again"
+
+    def terminated(self, name: str) -> str:
+        """SIGTERM, and a clean end within the 25 s that are promised. The proof."""
+        child = self.child(name)
+        assert child.process is not None
+        since = self.mark()
+        child.process.terminate()
+        code, took_s = child.process.wait(180), since.passed_s
+        assert code == 0, child.tail(20)
+        assert self.in_time(since, 25.0), f"it took {took_s:.1f} s"
+        return f"{name} (pid {child.pid}) ended with code 0 after {took_s:.1f} s"
 
     def restart(self, name: str) -> None:
         """Start a dead child again, as a process manager would."""
@@ -164,7 +150,7 @@ class FaultFleet:
         path = self._failpoint(name)
         return path.with_name(path.name + ".reached").exists()
 
-    def at_failpoint(self, name: str, within_s: float = 30) -> str:
+    def at_failpoint(self, name: str, within_s: float = 90) -> str:
         """Wait until the armed point was reached and its action done. The proof: the marker file, and the process's state."""
         path = self._failpoint(name)
         marker = path.with_name(path.name + ".reached")
@@ -203,14 +189,22 @@ class FaultFleet:
         body = {"what": what, "times": times, "spares_preparation": True}
         httpx.post(f"{self.url(worker)}/emulator/fault", json=body, timeout=5).raise_for_status()
 
-    def moved_with(self, worker: str, what: str) -> dict[str, Any]:
-        """A move whose switch this engine answered with `what`, at its end. Asked for anew while none came as far as that."""
-        self.engine_answers(worker, what)
-        for _ in range(5):
-            row = self.ended(self.move(worker, OTHER[self.engine(worker)["role"]]))
+    def moved_with(self, worker: str, what: str, end: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the engine said of itself before a move whose switch it answers with `what`; and that move, at its end.
+
+        Asked for anew while none came as far as the switch, or ended in another way on a machine that was starved meanwhile.
+        """
+        before: dict[str, Any] = {}
+        row: dict[str, Any] = {}
+        for _ in range(6):
             if self.faults_left(worker) == 0:
-                return row
-        raise AssertionError(f"{worker} was not asked to switch: {row}")
+                self.engine_answers(worker, what)
+            before, since = self.engine(worker), self.mark()
+            row = self.ended(self.move(worker, OTHER[before["role"]]))
+            if self.faults_left(worker) == 0 and (row["end"] == end or not self.starved(since)):
+                return before, row
+            self.settled()
+        raise AssertionError(f"{worker} was not asked to switch, or not in time: {row}")
 
     def faults_left(self, worker: str) -> int:
         """How many of those answers it has not given yet."""
@@ -279,12 +273,19 @@ class FaultFleet:
     def settled(self, within_s: float = 120) -> None:
         """Everybody serves, nothing is open, and engine, router and controller agree on every role."""
         until(
-            lambda: not self.api.moves(open_only=True) and all(self.agreed(w) for w in self.workers),
+            self._is_settled,
             within_s,
             "a settled fleet",
             lambda: f"(states {self.api.states()}, router {self.members()}, open {self.api.moves(open_only=True)})",
         )
         self.whole_again(*self.workers)
+
+    def _is_settled(self) -> bool:
+        """Asks as little as it can: it is asked ten times a second, of a machine that has other work."""
+        if self.api.moves(open_only=True) or set(self.api.states().values()) != {"serving"}:
+            return False
+        roles = self.api.roles()
+        return set(roles) == set(self.workers) and self.members() == roles and all(self.agreed(w) for w in self.workers)
 
     def mend(self) -> None:
         """Whatever a test left dead or frozen runs again, nothing is armed, and the fleet settles. Raises if it does not."""
@@ -336,19 +337,6 @@ class FaultFleet:
             self.ended(self.move(worker, self.roles[worker]))
             self.settled()
 
-    def in_time(self, since_s: float, limit_s: float) -> bool:
-        """Whether at most so long has passed. A machine that gave even an idle looker nothing to run on is not judged."""
-        return time.monotonic() - since_s <= limit_s or self.watch.longest_gap_s(since_s) > STARVED_S
-
-    def watched_for(self, seconds: float) -> None:
-        """Let it be looked at from outside for so long, however busy the machine is."""
-        looks, since_s = len(self.watch.moments), time.monotonic()
-        until(
-            lambda: len(self.watch.moments) - looks >= seconds * 10 and time.monotonic() - since_s >= seconds,
-            seconds * 10 + 30,
-            "enough looks at the fleet",
-        )
-
     def load(self, **how: Any) -> Load:
         return Load(self.fleet.router_url, **how).start()
 
@@ -365,67 +353,3 @@ class FaultFleet:
         found = [f"{promise}: {text}" for promise, texts in judged.items() for text in texts]
         found += [f"P1: {text}" for text in self.watch.violations]
         return found + [f"P2: {text}" for text in overlapping(self.api.moves(limit=1000), max_concurrent)]
-
-
-@contextmanager
-def fault_fleet(
-    folder: Path,
-    *,
-    prefill: int = 2,
-    decode: int = 2,
-    policy: Mapping[str, Any] | None = None,
-    sidecar: Mapping[str, Any] | None = None,
-    sidecar_of: Mapping[str, Mapping[str, Any]] | None = None,
-    controller: Mapping[str, Any] | None = None,
-    database_url: str | None = None,
-    workers_per_process: int = 1,
-    **spec: Any,
-) -> Iterator[FaultFleet]:
-    """Start a fleet with failpoints, histories and fault knobs on, and watch it until the block ends.
-
-    `database_url`: another database than a SQLite file in `folder`. What else FleetSpec has may be given by name.
-    """
-    slow = slowness()
-    names = [f"w{i + 1}" for i in range(prefill + decode)]
-    children = ["controller", *(f"sidecar-{n}" for n in names)]
-    config, env = dict(controller or {}), spec.pop("env_of", {})
-    if database_url is not None:
-        config["database"] = {"url": database_url}
-    emulator = spec.pop("emulator", {})
-
-    def made(folder: Path) -> FleetSpec:
-        (folder / "failpoints").mkdir(parents=True, exist_ok=True)
-        return FleetSpec(
-            prefill=prefill,
-            decode=decode,
-            workers_per_process=workers_per_process,
-            dashboard=False,
-            policy={**POLICY, "drain_deadline_s": 5.0 * slow, **(policy or {})},
-            sidecar={"limits": {name: seconds * slow for name, seconds in LIMITS.items()}, **(sidecar or {})},
-            sidecar_of={n: {"history_file": str(folder / f"history-{n}.jsonl"), **(sidecar_of or {}).get(n, {})} for n in names},
-            controller=config,
-            emulator={"faults_allowed": True, **emulator},
-            env_of={c: {"FLUIDPD_FAILPOINT": str(folder / "failpoints" / c), **env.get(c, {})} for c in children},
-            **spec,
-        )
-
-    with ExitStack() as stack:
-        for attempt in range(1, 4):
-            here = folder / f"try-{attempt}"
-            try:
-                fleet = stack.enter_context(running(made(here), here, lambda text: None, keep=True))
-                break
-            except FleetTrouble:  # a starved machine takes longer than a start may
-                if attempt == 3:
-                    raise
-        watch = Watch({w.name: w.url for w in fleet.workers}, fleet.router_url, FLOORS)
-        api = Api(fleet.controller_url)
-        watch.start()
-        try:
-            yield FaultFleet(fleet, api, watch, {w.name: w.role.value for w in fleet.workers})
-        finally:
-            watch.stop()
-            api.http.close()
-            for child in fleet.children.values():  # a stopped process does not hear SIGTERM
-                if not child.dead():
-                    os.kill(child.pid, signal.SIGCONT)

@@ -6,6 +6,7 @@ Never counts a fault without a proof: an injection that did nothing would make e
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,10 +54,11 @@ class Injection:
 
 @dataclass
 class Book:
-    """All injections of one run."""
+    """All injections of one process of a run."""
 
     seed: int
     folder: Path | None = None
+    run: str = ""  # the same in all its processes
     injections: list[Injection] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)  # further figures of the run, such as how often a watcher looked
     started_wall_s: float = field(default_factory=time.time)
@@ -107,9 +109,10 @@ class Book:
         if self.folder is None or not self.injections:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"faults-{self.seed}-{int(self.started_wall_s)}.json"
+        path = self.folder / f"faults-{self.seed}-{int(self.started_wall_s)}-{os.getpid()}.json"
         said = {
             "seed": self.seed,
+            "run": self.run,
             "started_wall_s": self.started_wall_s,
             "took_s": round(time.time() - self.started_wall_s, 1),
             "rows": self.rows(),

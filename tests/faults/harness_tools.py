@@ -1,27 +1,10 @@
-"""Small tools of the fault suite: waiting, the state of a process, the controller's API, moves on record that overlap."""
+"""Small tools of the fault suite: the state of a process, how slow the machine is, moves on record that overlap."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import httpx
-
-
-def until(true: Callable[[], Any], seconds: float, what: str, why: Callable[[], Any] = lambda: "") -> Any:
-    """Wait until `true()` is, and return it. An answer that cannot be had counts as not yet. `why` explains a failure."""
-    began_s = time.monotonic()
-    while True:
-        try:
-            if found := true():
-                return found
-        except (httpx.HTTPError, KeyError, IndexError, StopIteration):
-            pass
-        if time.monotonic() - began_s > seconds:
-            raise AssertionError(f"{what} did not happen within {seconds:g} s {why()}".rstrip())
-        time.sleep(0.1)
 
 
 def slowness() -> float:
@@ -32,6 +15,14 @@ def slowness() -> float:
     return min(5.0, max(1.0, (time.monotonic() - began_s) / 0.3))
 
 
+def waited_s(pid: int) -> float:
+    """How long this process has been ready to run and was not let, since its start; 0 where the kernel does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def process_state(pid: int) -> str:
     """The letter of /proc/PID/stat: R, S, T..; gone if there is none."""
     try:
@@ -39,28 +30,6 @@ def process_state(pid: int) -> str:
     except OSError:
         return "gone"
     return text[text.rindex(")") + 2]
-
-
-class Api:
-    """The controller's API, as a test reads it."""
-
-    def __init__(self, url: str) -> None:
-        self.http = httpx.Client(base_url=url, timeout=10)
-
-    def get(self, path: str, **params: Any) -> Any:
-        return self.http.get(f"/api/v1/{path}", params=params).raise_for_status().json()
-
-    def post(self, path: str, **body: Any) -> httpx.Response:
-        return self.http.post(f"/api/v1/{path}", json=body)
-
-    def states(self) -> dict[str, str]:
-        return {w["name"]: w["state"] for w in self.get("workers")}
-
-    def roles(self) -> dict[str, str]:
-        return {w["name"]: w["role"] for w in self.get("workers")}
-
-    def moves(self, **params: Any) -> list[dict[str, Any]]:
-        return list(self.get("transitions", **params))
 
 
 def overlapping(rows: list[dict[str, Any]], max_concurrent: int) -> list[str]:

@@ -47,6 +47,8 @@ class Watch:
         self._engine: dict[str, tuple[str, bool]] = {}
         self._silent: set[str] = set()
         self._routed: dict[str, str] | None = None
+        self._asked_s: dict[str, float] = {}  # when the newest answer of each was asked for; "" is the router
+        self._suspected_s: dict[str, float] = {}  # role -> since when too few seem to serve
         self._broken: dict[str, str] = {}  # worker -> the role that it had when a fault took it
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -124,17 +126,21 @@ class Watch:
             return None
 
     async def _one_engine(self, session: aiohttp.ClientSession, name: str) -> None:
+        asked_s = time.monotonic()
         said = await self._get(session, f"{self._workers[name]}/emulator")
         if said is None:
             self._silent.add(name)
             return
         self._silent.discard(name)
+        self._asked_s[name] = asked_s
         self._engine[name] = (said["role"], said["state"] == "serving" and not said["draining"])
 
     async def _one_router(self, session: aiohttp.ClientSession, _: str) -> None:
+        asked_s = time.monotonic()
         said = await self._get(session, f"{self._router}/workers")
         if said is not None:  # health is the router's own judgement; what FluidPD changes is who is listed
             self._routed = {w["url"].rstrip("/"): w["worker_type"] for w in said["workers"]}
+            self._asked_s[""] = asked_s
 
     def _look(self) -> None:
         routed = self._routed
@@ -151,7 +157,13 @@ class Watch:
         for role, floor in self._floors.items():
             count = sum(1 for n, s in workers.items() if (s.serves and s.role == role) or broken.get(n) == role)
             self.lowest[role] = min(count, self.lowest.get(role, count))
-            if count < floor:
+            if count >= floor:
+                self._suspected_s.pop(role, None)
+            elif self._is_confirmed(self._suspected_s.setdefault(role, time.monotonic())):
                 self.violations.append(
                     f"{count} {role} workers serve, the floor is {floor}: {workers}, taken by faults: {broken}"
                 )
+
+    def _is_confirmed(self, since_s: float) -> bool:
+        """Whether all who answer have answered anew since: what one said before another moved is no picture of any moment."""
+        return all(asked_s > since_s for name, asked_s in self._asked_s.items() if name not in self._silent)

@@ -1,6 +1,7 @@
 """`python -m tests.faults.report [RUN.json ...]`: the table of docs/reliability.md from the runs that are named.
 
-Without names it takes the newest runs in build/faults, at most ten. Each run of `make faults` writes one. Prints what it wrote.
+Without names it takes all in build/faults: delete what shall not count. Each process of a run of `make faults` writes one; those
+of one run are one line. Prints what it wrote.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ def table(runs: list[dict[str, Any]]) -> str:
     lines = ["| promise | fault | injected | violations |", "|---|---|---|---|"]
     for (promise, fault), (injected, violations) in sorted(sums.items(), key=lambda item: (int(item[0][0][1:]), item[0][1])):
         lines.append(f"| {promise} | {fault} | {injected} | {violations} |")
-    lines += ["", f"From {len(runs)} runs:", ""]
-    for run in sorted(runs, key=lambda run: float(run["started_wall_s"])):
-        at = datetime.fromtimestamp(run["started_wall_s"], UTC).strftime("%Y-%m-%d %H:%M UTC")
-        injected = sum(row["injected"] for row in run["rows"])
-        broken = sum(len(row["violations"]) for row in run["rows"])
-        lines.append(
-            f"- seed {run['seed']}, {at}, {run['took_s']:.0f} s: {injected} injections counted by promise, {broken} violations"
-        )
+    whole: dict[str, list[dict[str, Any]]] = {}
+    for part in sorted(runs, key=lambda part: float(part["started_wall_s"])):
+        whole.setdefault(part["run"], []).append(part)
+    lines += ["", f"From {len(whole)} runs:" if len(whole) > 1 else "From 1 run:", ""]
+    for parts in whole.values():
+        began_s, rows = parts[0]["started_wall_s"], [row for part in parts for row in part["rows"]]
+        at = datetime.fromtimestamp(began_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        took_s = max(part["started_wall_s"] + part["took_s"] for part in parts) - began_s
+        injected, broken = sum(row["injected"] for row in rows), sum(len(row["violations"]) for row in rows)
+        seed = parts[0]["seed"]
+        lines.append(f"- seed {seed}, {at}, {took_s:.0f} s: {injected} injections counted by promise, {broken} violations")
     return "\n".join(lines)
 
 
@@ -52,7 +56,7 @@ def main(names: list[str]) -> int:
     if any(name in ("-h", "--help") for name in names):
         print(__doc__)
         return 0
-    paths = [Path(name) for name in names] or sorted(RUNS.glob("faults-*.json"), key=lambda p: p.stat().st_mtime)[-10:]
+    paths = [Path(name) for name in names] or sorted(RUNS.glob("faults-*.json"))
     if not paths:
         print(f"no runs in {RUNS}: run `make faults` first, or name files", file=sys.stderr)
         return 2

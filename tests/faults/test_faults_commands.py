@@ -6,14 +6,16 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
-from harness import FaultFleet, fault_fleet, until
+from harness import FaultFleet, until
 from harness_book import Book
 from harness_proxy import CommandProxy
+from harness_start import fault_fleet
 
 from cli.children import free_ports
 
@@ -35,7 +37,7 @@ class Wired:
 
     def answered(self, command: dict[str, Any], count: int = 1) -> list[dict[str, Any]]:
         """Its receipts, once there are so many."""
-        until(lambda: len(self.proxy.answers_to(command["id"])) >= count, 30, f"{count} answers to {command['id']}")
+        until(lambda: len(self.proxy.answers_to(command["id"])) >= count, 90, f"{count} answers to {command['id']}")
         return self.proxy.answers_to(command["id"])
 
     def lines(self, command: dict[str, Any]) -> list[dict[str, Any]]:
@@ -95,7 +97,7 @@ def test_a_command_that_arrives_after_a_new_leader_has_spoken_is_refused_and_cha
         fleet.settled()
         proxy.hold = "move"
         fleet.move(WORKER, "prefill")
-        until(lambda: proxy.held, 30, "a held order")
+        until(lambda: proxy.held, 90, "a held order")
         proxy.hold = ""
         late = proxy.held[0]
         fault.proof = f"held: order {late['id']} of epoch {late['epoch']}; {fleet.kill('controller')}"
@@ -120,7 +122,7 @@ def test_the_highest_epoch_is_on_the_sidecars_disk_and_fences_after_its_restart(
         proxy.refuses = True
         fault.proof = fleet.kill(f"sidecar-{WORKER}")
         fleet.restart(f"sidecar-{WORKER}")
-        assert until(wired.epoch, 30, "the sidecar's state") == seen  # read from its disk: no controller has told it
+        assert until(wired.epoch, 90, "the sidecar's state") == seen  # read from its disk: no controller has told it
         proxy.refuses = False
         fleet.settled()
         old = {**proxy.commands[-1], "id": "late-one", "epoch": seen - 1, "incarnation": proxy.welcomes[-1]["incarnation"]}
@@ -154,24 +156,24 @@ def test_of_fifty_parallel_requests_for_moves_one_is_begun(wired: Wired, book: B
     fleet.home()
 
 
-def test_the_database_itself_refuses_a_second_open_move_of_a_worker(wired: Wired, book: Book) -> None:
+def test_the_database_itself_refuses_a_second_open_move_of_a_worker_and_one_more_than_may_be(wired: Wired, book: Book) -> None:
     fleet = wired.fleet
-    with book.fault("P2", "a second open move is written past the controller") as fault:
+    with book.fault("P2", "open moves are written past the controller: a second one of a worker, one more in a slot") as fault:
         fleet.settled()
-        path = fleet.fleet.folder / "fluidpd.db"
-        with sqlite3.connect(path, timeout=30) as database:
+        with closing(sqlite3.connect(fleet.fleet.folder / "fluidpd.db", timeout=30)) as database:
             columns = [row[1] for row in database.execute("pragma table_info('transition')")]
             names = ", ".join(f'"{c}"' for c in columns)
-            copied = ", ".join({"id": "?", "end": "NULL", "ended_wall_s": "NULL"}.get(c, f'"{c}"') for c in columns)
+            given = {"id": "?", "worker": "?", "slot": "?", "end": "NULL", "ended_wall_s": "NULL"}
+            copied = ", ".join(given.get(c, f'"{c}"') for c in columns)
             insert = f"insert into transition ({names}) select {copied} from transition limit 1"
             try:
-                database.execute(insert, ("first",))
-                with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
-                    database.execute(insert, ("second",))
-                fault.proof = "the second INSERT raised IntegrityError: UNIQUE"
+                database.execute(insert, ("first", "a", 0))
+                for again in (("second", "a", 1), ("third", "b", 0)):
+                    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+                        database.execute(insert, again)
+                fault.proof = "the second and the third INSERT raised IntegrityError: UNIQUE"
             finally:
                 database.rollback()
-        database.close()
     with book.fault("P5 P6 P2", "all of this, judged over the whole history") as fault:
         fault.proof = f"{len(fleet.history().entries)} lines of history"
         fault.found = fleet.violations()

@@ -15,12 +15,13 @@ from typing import Any
 
 import httpx
 import pytest
-from harness import FaultFleet, fault_fleet, until
+from harness import FaultFleet, until
 from harness_book import Book
+from harness_start import fault_fleet
 
 from fluidpd.failpoint import POINTS
 
-pytestmark = [pytest.mark.faults, pytest.mark.router, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.faults, pytest.mark.soak, pytest.mark.router, pytest.mark.timeout(7200)]
 SECONDS = float(os.environ.get("FLUIDPD_SOAK_S") or 45)
 POLICY = {
     "flip": True,

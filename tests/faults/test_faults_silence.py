@@ -66,7 +66,7 @@ def test_a_peer_killed_between_the_decision_and_the_drain_stops_the_move_at_the_
     with book.fault("P1", "SIGKILL of the other worker of the role between decision and drain") as fault:
         fault.proof = fleet.provoke("controller", "preflight.after_write", leaving, "stop")
         fault.proof += f"; {fleet.kill(peer)}"
-        until(lambda: not fleet.watch.at(peer).answers, 30, "the death seen from outside")
+        until(lambda: not fleet.watch.at(peer).answers, 90, "the death seen from outside")
         fleet.watched_for(4.0)  # as long as telemetry may be believed
         fleet.thaw("controller")
         row = fleet.ended(fleet.newest(leaving))
@@ -115,3 +115,42 @@ def test_an_engine_that_hangs_in_the_switch_and_comes_back_is_believed_only_by_w
             fleet.kill(worker)
             fleet.restart(worker)
         fleet.settled()
+
+
+def test_an_engine_killed_outside_any_move_counts_no_more_and_comes_back_as_another_incarnation(
+    ground: Any, fleet: FaultFleet, book: Book
+) -> None:
+    worker, _ = fleet.spare(ground.turn)
+    moves, first = len(fleet.api.moves(limit=1000)), _view(fleet, worker)["incarnation"]
+    with book.fault("P4 P8", "SIGKILL of an engine that is in no move") as fault:
+        fault.proof = fleet.kill(worker)
+        until(lambda: fleet.api.states()[worker] in ("stale", "lost"), 60, "a clear state", fleet.api.states)
+        fleet.restart(worker)
+        fleet.settled()
+        assert _view(fleet, worker)["incarnation"] > first
+        assert len(fleet.api.moves(limit=1000)) == moves
+
+
+def test_a_router_that_comes_back_with_the_roles_of_its_first_start_is_put_right(
+    ground: Any, fleet: FaultFleet, book: Book
+) -> None:
+    worker, role = fleet.spare(ground.turn)
+    fleet.ended(fleet.move(worker, role))  # so that the roles differ from those of the start
+    fleet.settled()
+    moves = len(fleet.api.moves(limit=1000))
+    with book.fault("P14", "SIGKILL of the router") as fault:
+        fault.proof = fleet.kill("router")
+        until(lambda: "router" in fleet.api.get("status")["banner"].lower(), 60, "the banner")
+        fleet.restart("router")
+        until(lambda: "router" not in fleet.api.get("status")["banner"].lower(), 90, "the end of the banner")
+        fleet.settled()
+        assert fleet.members() == fleet.api.roles()
+        load = fleet.load(rate=4.0)
+        until(lambda: load.tokens > 50, 60, "tokens through the new router")
+        heard = load.stop()
+        assert heard.wrong == [] and heard.lost() == [], str(heard)
+        assert len(fleet.api.moves(limit=1000)) == moves
+
+
+def _view(fleet: FaultFleet, worker: str) -> dict[str, Any]:
+    return next(dict(w) for w in fleet.api.get("workers") if w["name"] == worker)

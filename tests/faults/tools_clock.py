@@ -22,7 +22,10 @@ def missing() -> str:
 
 @dataclass(frozen=True, slots=True)
 class WallClock:
-    """The wall clock of every process started with `env`. The file is read at each call, so a jump is at once."""
+    """The wall clock of every process started with `env`. A jump is seen within a second: wait for it.
+
+    Read at each call instead, the file would make every clock slow, and with them the threads that wait by one.
+    """
 
     file: Path
 
@@ -33,7 +36,7 @@ class WallClock:
         return {
             "LD_PRELOAD": found,
             "FAKETIME_TIMESTAMP_FILE": str(self.file),
-            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_CACHE_DURATION": "1",
             "DONT_FAKE_MONOTONIC": "1",
         }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import until  # type: ignore[attr-defined]
+from fleet_tools import until
 
 from cli.fleet import Fleet, FleetSpec, running
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from conftest import Api, Load, failures, until  # type: ignore[attr-defined]
+from fleet_tools import Api, Load, failures, until
 
 from cli.fleet import Fleet
 from fluidpd.simulator.workload import Request, Workload

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from engine_fakes import FakeBatch, FakeEngine
 
+from fluidpd.slo import SloTargets
 from fluidpd.telemetry import BOUNDS, read
 from sidecar.plugin import entry
 from sidecar.plugin.arming import Guard
@@ -15,6 +16,7 @@ from sidecar.plugin.borrow import Borrow
 from sidecar.plugin.claims import Arbiter
 from sidecar.plugin.rooms import Contexts
 from sidecar.plugin.samples import OLDEST_S, Samples
+from sidecar.plugin.tally import Tally
 from sidecar.plugin.telemetry import Plain, Telemetry
 from sidecar.plugin.wants import Wants
 from sidecar.protocol import PluginSample, PluginWelcome
@@ -68,7 +70,7 @@ def test_a_sample_is_one_that_the_sidecar_accepts(role: str) -> None:
     sample = PluginSample.model_validate(samples.newest(1.0))
     readings, rejected = read({k: v for k, v in sample.values.items() if k in BOUNDS}, 0.0)
     # Requests are counted by the HTTP part.
-    assert rejected == () and set(readings.unknown_names()) == {"requests_total", "requests_good_total"}
+    assert rejected == () and set(readings.unknown_names()) == set(Tally(SloTargets()).values())
     assert sample.role == role and (sample.queue_total == 1) is (role == "prefill")
 
 

@@ -266,8 +266,10 @@ def move_order(
     drain_abort: bool = False,
     peers: tuple[HandoffPeer, ...] = (),
     stale: tuple[StalePeer, ...] = (),
+    traceparent: str = "",
 ) -> MoveOrder:
     return MoveOrder(
+        traceparent=traceparent,
         move_id=move_id,
         from_role=to.other,
         to_role=to,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from sidecar_fakes import Bomb, FakeEngine, FakePlugin, Rig, cancel, command, move_order
 
+from fluidpd import trace
 from fluidpd.command import StalePeer
 from fluidpd.names import Answer, End, Heading, Phase, Role
 from fluidpd.transition import Event
@@ -30,6 +31,19 @@ async def test_a_move_goes_through_every_phase_and_ends_done(make_rig: MakeRig) 
     assert [r.seq for r in controller.reports] == [1, 2, 3, 4, 5]
     assert controller.reports[1].numbers["handed_off"] == 2 and controller.reports[1].numbers["held"] is True
     assert rig.dropped == ["m1"]
+
+
+async def test_all_of_a_move_is_done_within_the_trace_that_its_order_names(make_rig: MakeRig) -> None:
+    within: list[str] = []
+
+    class Watched(FakeEngine):
+        async def switch(self, role: Role) -> SwitchResult:
+            within.append(str(trace.current()))
+            return await super().switch(role)
+
+    rig = make_rig(engine=Watched(), traceparent=str(trace.of_move("m1")))
+    assert (await rig.run()).move.end is End.DONE
+    assert within == [str(trace.of_move("m1"))] and trace.current() is None
 
 
 async def test_flip_is_sent_only_after_all_four_pd_queues_are_empty_and_the_transcript_shows_the_wait(make_rig: MakeRig) -> None:
@@ -216,7 +230,7 @@ async def test_a_move_left_in_admit_gives_way_to_the_next_one(make_rig: MakeRig)
     rig.controller.hear = lambda report: None  # type: ignore[method-assign]
     await rig.begin()
     await rig.driver.command(command(move_order("m9"), id_="busy"), Clock().now())
-    assert rig.driver.answers_total == {"accepted": 1, "busy": 1}
+    assert rig.driver.answers_total == {("move", "accepted"): 1, ("move", "busy"): 1}
 
 
 async def test_an_engine_in_another_role_than_the_order_assumes_cancels_the_move(make_rig: MakeRig) -> None:

@@ -494,7 +494,7 @@ async def test_health_state_and_metrics_say_what_is_true(tmp_path: Path) -> None
         state = json.loads((await client.get("/state")).text)
         assert state["role"] == "decode" and state["gpu"] == {"absent": "no GPU index is configured"} and state["move"] is None
         page = (await client.get("/metrics")).text
-        assert 'fluidpd_sidecar_borrowed_chunk_tokens_bucket{le="96.0"} 2.0' in page and "gpu" not in page
+        assert 'fluidpd_sidecar_borrowed_chunk_tokens_bucket{le="128.0"} 2.0' in page and "\nfluidpd_sidecar_gpu" not in page
 
 
 async def test_an_engine_that_stops_answering_is_sampled_as_unreachable_not_as_zero(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from fluidpd import trace
 from fluidpd.addresses import Allowed
 from fluidpd.signing import SIGNATURE_HEADER
 from sidecar.door import MAX_BODY_BYTES, Door
@@ -222,6 +223,12 @@ async def test_no_redirect_is_followed_and_no_endless_answer_is_read() -> None:
         assert len(server.hosts) == 1
         with pytest.raises(httpx.ReadError, match="larger than 1000 bytes"):
             await client.get(f"http://127.0.0.1:{server.port}/", extensions={MOST_BYTES_OF: 1000})
+
+
+def test_what_is_asked_of_a_peer_because_of_a_move_carries_its_trace() -> None:
+    assert "traceparent" not in peer().headers("/peer/drop_stale", b"{}")
+    with trace.under(trace.of_move("m1")):
+        assert peer().headers("/peer/drop_stale", b"{}")["traceparent"] == str(trace.of_move("m1"))
 
 
 def test_every_request_has_a_nonce_of_its_own() -> None:

@@ -123,7 +123,8 @@ async def test_role_health_facts_and_values_come_from_the_engines_own_words() ->
     assert measured is not None and measured.role is Role.DECODE
     assert measured.values["kv_capacity_tokens"] == 8192 and "context_tokens" in measured.values
     assert "waiting" not in measured.values  # a decode worker has no prefill queue to speak of
-    assert any(note == "context_tokens from sglang:decode_sum_seq_lens" for note in measured.notes)
+    assert measured.sources["context_tokens"] == "sglang:decode_sum_seq_lens"
+    assert measured.sources["kv_used_tokens"] == "/v1/loads" and set(measured.sources) == set(measured.values)
 
 
 async def test_the_role_falls_back_to_server_info_where_the_loads_have_none() -> None:

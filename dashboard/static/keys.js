@@ -1,0 +1,62 @@
+// The keyboard: ? help, / filter, g and a letter to go, p to the pause form. No key acts: each only leads somewhere.
+// Never takes a key from somebody who types, and none that the browser or a screen reader holds a modifier for.
+(() => {
+  "use strict";
+  const help = document.getElementById("keys"), opener = document.getElementById("keys-open");
+  if (!help) return;
+  const WAIT_MS = 1500;
+  let going = -Infinity;
+
+  const types = (element) => element instanceof HTMLElement
+    && (element.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(element.tagName));
+  const focusReason = (form) => {
+    form.scrollIntoView({ block: "center" });
+    form.querySelector("input[name=reason]").focus({ preventScroll: true });
+  };
+  const toPause = () => {
+    const form = document.getElementById("pause-form");
+    if (form) focusReason(form);
+    else location.assign(help.dataset.pause);
+  };
+
+  if (opener) {
+    opener.hidden = false;
+    opener.addEventListener("click", () => help.showModal());
+  }
+  help.querySelector("button").addEventListener("click", () => help.close());
+  help.addEventListener("click", (event) => { if (event.target === help) help.close(); });
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+    if (types(event.target)) {
+      if (event.key === "Escape" && event.target.matches("[data-filter]")) event.target.blur();
+      return;
+    }
+    if (help.open) {
+      if (event.key === "?") help.close();
+      return;
+    }
+    const wasGoing = performance.now() - going < WAIT_MS;
+    going = -Infinity;
+    if (wasGoing) {
+      const link = help.querySelector(`[data-go="${CSS.escape(event.key)}"] a`);
+      if (link) { event.preventDefault(); link.click(); }
+      return;
+    }
+    switch (event.key) {
+      case "?": event.preventDefault(); help.showModal(); break;
+      case "/": {
+        const filter = document.querySelector("[data-filter], input[type=search], form.filters input:not([type=hidden])");
+        if (filter) { event.preventDefault(); filter.focus(); filter.select(); }
+        break;
+      }
+      case "g": going = performance.now(); break;
+      case "p": event.preventDefault(); toPause(); break;
+    }
+  });
+  // After the browser has gone to the fragment itself, which takes the focus away.
+  addEventListener("load", () => setTimeout(() => {
+    const form = location.hash === "#pause" && document.getElementById("pause-form");
+    if (form) focusReason(form);
+  }, 50));
+})();

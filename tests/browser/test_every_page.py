@@ -1,0 +1,163 @@
+"""Every page in a real browser: axe-core in both themes, nothing that the content security policy refuses, no words that only
+JavaScript shows, and no page that is wider than its window."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browser_site import LiveQueries, Served
+from dashboard_fleet import FakeController, FakeQueries, busy_fleet
+from starlette.routing import Route
+
+from dashboard import places
+from dashboard.app import create_app
+from dashboard.pages import nav
+from dashboard.settings import DashboardSettings
+from fluidpd.record import PinRow
+
+pytestmark = pytest.mark.browser
+
+EVIL = "<script>alert(1)</script>\"'\u202e👩‍🚒" + "x" * 300
+SERIOUS = ("serious", "critical")
+DETAILS = ("/worker/w4", "/transition/m-05", "/decision/5", places.INCIDENT, "/fleet?q=nobody")
+# Closed details are read too: each is somebody's table. Menus and forms lie over the page and have tests of their own.
+OPEN_ALL = "open => document.querySelectorAll('main details:not(.dialog, .menu)').forEach(d => { d.open = open && !d.name })"
+
+
+def pages() -> tuple[str, ...]:
+    """All that the navigation knows and has a route for, and those about one thing."""
+    app = create_app(DashboardSettings(), FakeQueries(), FakeController())
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+    return (*(entry.path for entry in nav.shown(paths)), *DETAILS)
+
+
+PAGES = pages()
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Served]:
+    """One dashboard for all of this file: nothing here changes anything."""
+    running = Served(LiveQueries(busy_fleet(time.time)), FakeController())
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def visit(chromium: Any, fleet: Served) -> Iterator[Callable[..., tuple[Any, list[str]]]]:
+    """Opens a page at a size and in a theme; what the browser complained about comes with it."""
+    contexts: dict[tuple[Any, ...], Any] = {}
+
+    def open_page(path: str, theme: str = "light", width: int = 1280, scripts: bool = True) -> tuple[Any, list[str]]:
+        key = (theme, width, scripts)
+        if key not in contexts:
+            contexts[key] = chromium.new_context(
+                viewport={"width": width, "height": 900}, color_scheme=theme, java_script_enabled=scripts, reduced_motion="reduce"
+            )
+            contexts[key].set_default_timeout(15_000)
+            if scripts:
+                told = "addEventListener('securitypolicyviolation', e => console.error('CSP ' + e.violatedDirective))"
+                contexts[key].add_init_script(told)
+        page, complaints = contexts[key].new_page(), []
+        page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda e: complaints.append(str(e)))
+        page.goto(fleet.url.rstrip("/") + path, wait_until="load")
+        return page, complaints
+
+    yield open_page
+    for context in contexts.values():
+        context.close()
+
+
+def violations(page: Any) -> list[str]:
+    """What axe-core finds serious or critical, as rule and element."""
+    found = Axe().run(page).response["violations"]
+    return [f"{v['id']}: {node['html'][:160]}" for v in found if v["impact"] in SERIOUS for node in v["nodes"]]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_axe_finds_nothing_serious_the_browser_refuses_nothing_and_a_telephone_shows_it_all(
+    visit: Callable[..., Any], picture: Callable[[Any, str], None], path: str
+) -> None:
+    page, complaints = visit(path)
+    if page.locator("[data-charts]").count():
+        page.wait_for_selector(".chart canvas")
+    name = re.sub(r"\W+", "-", path.strip("/")) or "overview"
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+        page.evaluate(OPEN_ALL, False)
+        picture(page, f"{name}-{theme}-1280")
+        page.evaluate(OPEN_ALL, True)
+        assert violations(page) == [], theme
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.evaluate(OPEN_ALL, False)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert complaints == []
+    page.close()
+
+
+def test_axe_would_say_so(visit: Callable[..., Any]) -> None:
+    page, _ = visit("/fleet")
+    page.evaluate("document.querySelector('main').insertAdjacentHTML('beforeend', '<button></button><input>')")
+    assert {found.partition(":")[0] for found in violations(page)} == {"button-name", "label"}
+    page.close()
+
+
+def test_without_javascript_there_is_no_button_that_does_nothing(visit: Callable[..., Any]) -> None:
+    for path in ("/worker/w4", "/incident", "/replay"):
+        page, _ = visit(path, scripts=False)
+        assert page.locator("main .skeleton").count() == 0
+        assert page.locator("main button:not([type=submit]):visible").count() == 0
+        page.close()
+
+
+def test_charts_are_drawn_and_a_drag_becomes_the_address(visit: Callable[..., Any]) -> None:
+    page, complaints = visit("/worker/w4")
+    page.wait_for_selector("[data-chart=slack] canvas")
+    page.wait_for_selector("[data-chart=steps] canvas")
+    over = page.locator("[data-chart=slack] .u-over")
+    box = over.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 30, steps=4)
+    page.mouse.up()
+    page.wait_for_url("**/worker/w4?from=*")
+    page.wait_for_selector("[data-chart=slack] canvas")
+    assert complaints == []
+    page.close()
+
+
+def test_hostile_names_run_nothing_and_break_no_page(visit: Callable[..., Any], fleet: Served) -> None:
+    queries: FakeQueries = fleet.queries.fleet
+    before = queries.worker_rows, queries.pin_rows, queries.moves
+    now, first = time.time(), queries.worker_rows[0]
+    evil = replace(first, name=EVIL, not_flippable_why=EVIL, flippable=False, node=EVIL)
+    queries.worker_rows = (evil, *queries.worker_rows[1:])
+    queries.pin_rows = (PinRow(EVIL, first.role, EVIL, EVIL, now - 100, now + 900),)
+    moved = replace(queries.moves[0], id="m-evil", worker=EVIL, detail=EVIL, reason=EVIL, actor=EVIL)
+    queries.moves = (moved, *queries.moves[1:])
+    try:
+        for path in ("/fleet", places.worker(EVIL), "/transitions", "/transition/m-evil", "/incident"):
+            page, complaints = visit(path, "light", 390)
+            said: list[str] = []
+            page.on("dialog", lambda d, said=said: said.append(d.message))
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+            assert violations(page) == [] and said == [] and complaints == [], path
+            page.close()
+    finally:
+        queries.worker_rows, queries.pin_rows, queries.moves = before
+
+
+def test_a_printed_incident_has_no_buttons(visit: Callable[..., Any], tmp_path: Path) -> None:
+    page, _ = visit("/incident")
+    page.emulate_media(media="print")
+    assert page.locator(".exports:visible, .no-print:visible, .filters:visible").count() == 0
+    page.close()
