@@ -59,7 +59,7 @@ imports: setup ## the import contracts of docs/architecture.md
 unit: setup ## pytest alone; options in PYTEST_ARGS (PARALLEL= for one test at a time)
 	$(BIN)/pytest $(PARALLEL) $(PYTEST_ARGS)
 
-faults: setup ## processes killed, stopped and starved in every phase of a move, under load, 8 minutes (FLUIDPD_SEED)
+faults: setup ## processes killed, stopped and starved in every phase of a move, under load (FLUIDPD_SEED)
 	FLUIDPD_TEST=faults $(BIN)/pytest -m faults $(PARALLEL) tests/faults tests/fleet $(PYTEST_ARGS)
 
 test-gpu: setup ## the tests that need an NVIDIA GPU

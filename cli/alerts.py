@@ -61,6 +61,8 @@ def list_(
         say(f"receiver {receiver['name']} ({receiver['kind']}): {state}; {receiver['waiting']} waiting")
     if not found["receivers"]:
         say("no receiver is set (alerting.receivers): alerts are shown, nobody is told")
+    for note in found["notes"]:
+        say(note)
     say(f"only Prometheus can raise: {', '.join(found['prometheus_only'])}")
 
 

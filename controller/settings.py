@@ -226,6 +226,12 @@ class ControllerSettings(_Section, Sourced):
     log: LogSettings = Field(default_factory=LogSettings)
 
     @property
+    def unreachable_objectives(self) -> list[str]:
+        """A sentence for each objective whose page would need more bad requests than there are."""
+        said = unreachable_said("slo.", self.slo)
+        return said + [s for m in self.slo_models for s in unreachable_said(f"slo_models {m.name} ", m.over(self.slo))]
+
+    @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
         if self.server.host == "localhost":
@@ -259,11 +265,9 @@ def load_settings(
         raise ConfigError(
             f"policy.guard_s ({settings.policy.guard_s}) must be below slo.tbt_s ({settings.slo.tbt_s}): a step needs time too"
         )
-    if settings.alerting.unreachable_factors == "refuse":
-        said = unreachable_said("slo.", settings.slo)
-        said += [s for m in settings.slo_models for s in unreachable_said(f"slo_models {m.name} ", m.over(settings.slo))]
-        if said:
-            raise ConfigError("\n".join(said) + ". (alerting.unreachable_factors: derive does that.)")
+    said = settings.unreachable_objectives
+    if said and settings.alerting.unreachable_factors == "refuse":
+        raise ConfigError("\n".join(said) + ". (alerting.unreachable_factors: derive does that.)")
     for number, receiver in enumerate(settings.alerting.receivers):
         for name in ("url_file", "secret_file"):
             _readable(getattr(receiver, name), f"alerting.receivers.{number}.{name}")

@@ -209,6 +209,11 @@ def minute(wall_s: float) -> str:
     return f"{datetime.fromtimestamp(wall_s, UTC):%H:%M}Z"
 
 
+def day_clock(wall_s: float) -> str:
+    """For tables that may reach over midnight."""
+    return f"{datetime.fromtimestamp(wall_s, UTC):%m-%d %H:%M:%S}Z"
+
+
 def day_minute(wall_s: float) -> str:
     return f"{datetime.fromtimestamp(wall_s, UTC):%m-%d %H:%M}Z"
 

@@ -94,7 +94,7 @@ def seconds(value: float | None) -> Cell:
 
 def moment(wall_s: float | None, otherwise: str = "") -> Cell:
     """`otherwise` is said where there is no such moment."""
-    return Cell(None, otherwise) if wall_s is None else Cell(wall_s, fmt.iso(wall_s), "time")
+    return Cell(None, otherwise) if wall_s is None else Cell(wall_s, fmt.day_clock(wall_s), "time")
 
 
 def words(value: str, text: str = "", **more: str) -> Cell:

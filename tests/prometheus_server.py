@@ -55,7 +55,7 @@ def scrape_config(controllers: Sequence[str], discovery: str, bearer_file: Path 
 
 @contextmanager
 def prometheus(
-    folder: Path, scrapes: Sequence[Mapping[str, Any]], rules: Path | None = None, every: str = "1s"
+    folder: Path, scrapes: Sequence[Mapping[str, Any]], rules: Path | None = None, every: str = "2s"
 ) -> Iterator[Prometheus]:
     """Serving. `every` is the interval of scrapes and of rules."""
     config: dict[str, Any] = {

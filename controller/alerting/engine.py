@@ -99,6 +99,8 @@ class Alerting:
 
     async def begin(self) -> None:
         """Take over what the last leader left. Raises StoreUnavailable."""
+        for said in self.settings.unreachable_objectives:
+            log.warning("%s", said)
         left = await self.store.remembered()
         self._counts.restore(left.totals, left.marks)
         self.alerts = {a.fingerprint: a for a in left.alerts if a.state is not AlertState.INACTIVE}

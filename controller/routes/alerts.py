@@ -85,6 +85,7 @@ def alerts(settings: ControllerSettings, queries: Queries, alerting: Alerting | 
                     for r in a.receivers
                 ],
                 "prometheus_only": list(PROMETHEUS_ONLY),
+                "notes": settings.unreachable_objectives,
             }
         )
 

@@ -32,7 +32,7 @@
       axes: [{ ...axis, values: (_u, ticks, _i, _s, step) => ticks.map((t) => new Date(t * 1000).toISOString().slice(step < 86400 ? 11 : 5, step < 60 ? 19 : step < 86400 ? 16 : 10)) },
         { ...axis, size: 58, values: (_u, ticks) => ticks.map(words) }],
       series: [{ label: "At", value: (_u, v) => (v === null || v === undefined ? "" : clock(v)) },
-        ...told.lines.map((l, i) => ({ label: l.name, stroke: colour(COLOURS[i]), dash: DASHES[i], width: 1.5, spanGaps: false, points: { show: told.t.length < 120 }, value: say }))],
+        ...told.lines.map((l, i) => ({ label: l.name, stroke: colour(COLOURS[i]), dash: DASHES[i], width: 1.5, spanGaps: false, points: { show: told.t.length < 120, size: 4, fill: colour(COLOURS[i]) }, value: say }))],
       hooks: { setSelect: [(u) => zoom(u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x"))] },
     }, [told.t, ...told.lines.map((l) => l.values)], plot);
     drawn.push({ chart, plot });
@@ -62,7 +62,9 @@
   if (charts.length && window.uPlot) {
     read();
     addEventListener("resize", () => { for (const d of drawn) d.chart.setSize({ width: d.plot.clientWidth, height: 170 }); });
-    document.addEventListener("fluid:theme", () => { drawn.length = 0; read(); });
+    const again = () => { drawn.length = 0; read(); };
+    document.addEventListener("fluid:theme", again);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   }
 
   // ---- copying and printing: the buttons are there only with JavaScript

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memory_fakes import open_store
 
 from controller.alerting.counting import Reading, SloCounts
@@ -78,6 +80,15 @@ def test_without_the_plugin_joint_is_not_known_and_that_is_said() -> None:
         counts.look([_by_histogram(i)], i)
     assert ("m", "joint") not in counts.totals and counts.totals["m", "ttft"].total == 1
     assert "without the plugin" in counts.basis("m", "joint") and "histogram" in counts.basis("m", "tbt")
+
+
+def test_a_plugin_that_comes_or_goes_is_a_beginning_and_no_fall() -> None:
+    counts = SloCounts()
+    plugin = dict.fromkeys((*_by_histogram(0).counted, "requests_total", "requests_good_total"), 5.0)
+    looks = (_by_histogram(1000), replace(_by_histogram(0), counted=plugin), _by_histogram(1000), _by_histogram(1003))
+    for i, look in enumerate(looks):
+        counts.look([look], i)
+    assert counts.totals["m", "ttft"].total == 3
 
 
 def _by_histogram(i: int) -> Reading:

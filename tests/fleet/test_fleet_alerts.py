@@ -18,7 +18,7 @@ from fleet_tools import Api, Load, kill, steady, until
 
 from cli.fleet import Fleet, FleetSpec, running
 
-pytestmark = [pytest.mark.faults, pytest.mark.prometheus, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.faults, pytest.mark.prometheus]
 
 
 class Hook:
@@ -69,9 +69,10 @@ def fleet(am: Alertmanager, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield started
 
 
+@pytest.mark.timeout(400)
 def test_a_breach_pages_through_a_real_alertmanager_survives_kill_9_and_ends(fleet: Fleet, am: Alertmanager, hook: Hook) -> None:
     api = Api(fleet)
-    load = Load(fleet, steady(110, rate=12, prompt=60, output=4), "breach")
+    load = Load(fleet, steady(75, rate=12, prompt=60, output=4), "breach")
     fired_s = until(lambda: bool(hook.of("firing")), 90, "the page")
     page = hook.of("firing")[0]
     text = page["commonAnnotations"]

@@ -122,13 +122,15 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(180)]
 def test_every_expression_of_every_dashboard_has_an_answer(scraped: tuple[Fleet, Prometheus]) -> None:
     _, server = scraped
     has_engine = bool(server.query("fluidpd_alerts"))  # of alerts, which brings what OF_ALERTING names
-    empty = []
-    for expr in shipped_expressions():
-        asked = expr.replace("$__rate_interval", "30s").replace("$worker", ".+")
-        late = not has_engine and any(name in asked for name in (*OF_ALERTING[1:], "budget_remaining"))
-        if not server.numbers(asked) and not late:
-            empty.append(asked)
-    assert empty == []
+    asked = {e.replace("$__rate_interval", "1m").replace("$worker", ".+") for e in shipped_expressions()}
+    if not has_engine:
+        asked -= {e for e in asked if any(name in e for name in (*OF_ALERTING[1:], "budget_remaining"))}
+    # A scrape that a busy machine made late leaves a gap of seconds: what was empty is asked again.
+    deadline = time.monotonic() + 60
+    while empty := [e for e in sorted(asked) if not server.numbers(e)]:
+        assert time.monotonic() < deadline, empty
+        asked = set(empty)
+        time.sleep(0.5)
 
 
 @pytest.mark.router
