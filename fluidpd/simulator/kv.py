@@ -27,25 +27,26 @@ class KvSpace:
         self._kept_for_others = 0
 
     @property
+    def grows(self) -> bool:
+        """Whether what is committed grows with every step."""
+        return self._ahead is not None
+
+    @property
     def committed(self) -> int:
         if self._ahead is None:
             return self.promised
         return self.promised + self._batch.context + self._kept_for_batch
 
+    def fits(self, job: Job) -> bool:
+        return self.committed + self._need(job) <= self.capacity
+
     def take(self, job: Job) -> bool:
         """Promise a decode half its space. False if there is none."""
-        ahead = self._ahead
-        if ahead is None:
-            need = job.prompt_tokens + job.max_new_tokens
-            if self.promised + need > self.capacity:
-                return False
-        else:
-            kept = ahead if ahead < job.max_new_tokens else job.max_new_tokens
-            need = job.prompt_tokens + job.produced + kept
-            if self.promised + self._batch.context + self._kept_for_batch + need > self.capacity:
-                return False
-            self._kept_for_others += kept
-        self.promised += need
+        if not self.fits(job):
+            return False
+        self.promised += self._need(job)
+        if self._ahead is not None:
+            self._kept_for_others += self._kept(job)
         return True
 
     def joins(self, job: Job) -> None:

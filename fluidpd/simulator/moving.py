@@ -61,6 +61,9 @@ class Moving:
     def _adopt(self, origin: Handle, job: Job) -> None:
         sim = self._sim
         peers = [x for x in sim.order if x is not origin and x.routed and x.model.role is Role.DECODE]
+        for peer in peers:
+            if peer.model.kv.grows:
+                sim.settled(peer)
         peers.sort(key=lambda x: (x.model.kv_committed, x.index))
         for peer in peers:
             if peer.model.adopt(job):

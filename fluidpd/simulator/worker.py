@@ -373,6 +373,8 @@ class WorkerModel:
         steps = self.batch.steps_to_next_end()
         if room is not None and room < steps:
             steps = room
+        if self.retracted and many < self.max_running and self.kv.fits(self.retracted[0]):
+            steps = 1  # the space was freed after the joining: it comes back at the very next boundary
         if self.draining:
             steps = 1  # what has just joined is handed off at the very next boundary
         duration = steps * (first + 0.5 * slope * (steps - 1))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib.resources import files
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fluidpd.cost import CostModel, parse_cost_table
@@ -57,6 +57,10 @@ def same(a: RunResult, b: RunResult) -> None:
 
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 60), st.sampled_from([0.02, 0.2, 1.0]), st.sampled_from([3, 40, 400]))
+@example(692, 42, 0.2, 400)  # a request takes space in the middle of a run
+@example(905448, 43, 0.2, 400)
+@example(199524, 40, 0.02, 400)  # one that stepped aside finds space that a request of one token left
+@example(85624, 21, 0.02, 400)
 def test_every_token_comes_when_it_came_step_by_step(seed: int, count: int, pace_s: float, output: int) -> None:
     workload = load(seed, count, pace_s, output)
     fleet: dict[str, int | None] = {"prefill": 1 + seed % 2, "decode": 1 + seed % 3}
