@@ -27,11 +27,6 @@ class KvSpace:
         self._kept_for_others = 0
 
     @property
-    def grows(self) -> bool:
-        """Whether what is committed grows with every step."""
-        return self._ahead is not None
-
-    @property
     def committed(self) -> int:
         if self._ahead is None:
             return self.promised
@@ -39,6 +34,12 @@ class KvSpace:
 
     def fits(self, job: Job) -> bool:
         return self.committed + self._need(job) <= self.capacity
+
+    def outgrown_in(self, steps: int, job: Job) -> bool:
+        """Whether the space may not do for this job as well and for a batch that grows for so many steps."""
+        if self._ahead is None:
+            return False
+        return self.committed + self._need(job) + steps * len(self._batch.jobs) > self.capacity
 
     def take(self, job: Job) -> bool:
         """Promise a decode half its space. False if there is none."""

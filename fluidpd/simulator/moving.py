@@ -62,7 +62,7 @@ class Moving:
         sim = self._sim
         peers = [x for x in sim.order if x is not origin and x.routed and x.model.role is Role.DECODE]
         for peer in peers:
-            if peer.model.kv.grows:
+            if peer.step is not None and peer.model.kv.outgrown_in(peer.step.repeats, job):
                 sim.settled(peer)
         peers.sort(key=lambda x: (x.model.kv_committed, x.index))
         for peer in peers:

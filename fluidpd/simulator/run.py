@@ -91,12 +91,13 @@ class Simulation(RequestRun):
         d_job.tag = p_job.tag = Flight(outcome, p, p_job, d, d_job)
         p.touched = d.touched = True
         p.model.add_prefill(p_job)
-        if d.model.kv.grows:
+        is_tight = d.step is not None and d.model.kv.outgrown_in(d.step.repeats, d_job)
+        if is_tight:
             self.settled(d)  # in the middle of a run the batch holds more than it did at its beginning
         d.model.add_decode(d_job, now)
         if d.model.out:
             self.take_events(d)
-            if d.model.kv.grows:
+            if is_tight:
                 self.wake(d)  # the run was planned with the space that this one has now
         if d.model.grant is not None:
             self.wake(d)  # there is a room to claim
