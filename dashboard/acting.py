@@ -57,7 +57,6 @@ class Acting:
         refusal = self.forms.refusal(request, form.pop(CSRF_FIELD, ""))
         if refusal is not None:
             return PlainTextResponse(refusal + "\n", 403)
-        page = form.pop("page", "")
         asked = Asked.of_query(form.pop("state", ""), self.wall())
         note = await handler(self.client.acting(caller_of(request)), form)
         self.records.forget()
@@ -67,4 +66,4 @@ class Acting:
             self._notes.clear()
         self._notes[request.state.browser] = note
         # See other: a reload of the page must not repeat the action.
-        return RedirectResponse(asked.href(urls.OVERRIDES if page == urls.OVERRIDES else urls.OVERVIEW), 303)
+        return RedirectResponse(asked.href(urls.OVERRIDES), 303)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from dashboard import urls, visitor
+from dashboard import urls
 from dashboard.acting import Acting
 from dashboard.assets import Files, load_assets
 from dashboard.controller_client import Controller
@@ -26,7 +25,6 @@ from dashboard.explore import Explore
 from dashboard.gate import Gate
 from dashboard.login import Login
 from dashboard.pages import badges, nav, overview, pressure, slo
-from dashboard.pages.actions import Note, Typed
 from dashboard.pages.frame import Frame, frame
 from dashboard.promql import External
 from dashboard.pulse import Pulse
@@ -40,15 +38,6 @@ from dashboard.urls import Asked
 from fluidpd.record import Scope
 
 THEME_COOKIE = "fluidpd_theme"
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What a page says besides the records: the outcome of an action, and a form as it was left."""
-
-    note: Note | None = None
-    typed: Typed = field(default_factory=Typed)
-    status: int = 200
 
 
 def theme_of(request: Request) -> str:
@@ -79,7 +68,7 @@ class Site:
 
     def asked(self, request: Request, own: tuple[str, ...] = ()) -> Asked:
         """The page's state as its URL tells it. `own` names parameters of this page alone: sort, filter."""
-        return Asked.of(request.query_params, self.wall(), own, self.pages(request))
+        return Asked.of(request.query_params, self.wall(), own)
 
     def pages(self, request: Request) -> frozenset[str]:
         """The addresses this app has."""
@@ -122,24 +111,13 @@ class Site:
         return HTMLResponse(render(view), status)
 
     async def overview(self, request: Request) -> Response:
-        pin = request.query_params.get("pin", "")
-        typed = Typed("pin", {"worker": f":{pin}"}) if pin else Typed()
-        return await self.show(request, self.asked(request, overview.OWN), Shown(self.acting.note(request), typed))
+        asked = self.asked(request, overview.OWN)
 
-    async def show(self, request: Request, asked: Asked, shown: Shown) -> Response:
         async def make() -> View:
             around = await self.frame(request, asked, page="overview", title="")
-            return await overview.page(
-                self.records,
-                asked,
-                around,
-                stale_after_s=self.settings.stale_after_s,
-                csrf=visitor.current().csrf,
-                note=shown.note,
-                typed=shown.typed,
-            )
+            return await overview.page(self.records, asked, around, self.settings.stale_after_s)
 
-        return await self.answer(request, make, shown.status)
+        return await self.answer(request, make)
 
     async def part(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -156,7 +134,7 @@ class Site:
         asked = self.asked(request)
 
         async def make() -> View:
-            around = await self.frame(request, asked, page="slo", title="SLO & alerts")
+            around = await self.frame(request, asked, page="slo", title="SLO & alerts", has_time=False)
             return await slo.page(self.records, asked, around)
 
         return await self.answer(request, make)

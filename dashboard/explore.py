@@ -93,12 +93,11 @@ class Explore:
 
     async def worker(self, request: Request) -> Response:
         asked, name = self.site.asked(request), request.path_params["name"]
-        paths = [route.path for route in request.app.routes if isinstance(route, Route)]
         missing = "No worker of that name was ever registered here. The Fleet page has all that were."
         if request.query_params.get("format") == "part":
             return await self._now(name, missing)
         return await self._page(
-            request, asked, "fleet", lambda f: worker.page(self.site.records, asked, f, self.external, name, paths), missing
+            request, asked, "fleet", lambda f: worker.page(self.site.records, asked, f, self.external, name), missing
         )
 
     async def _now(self, name: str, missing: str) -> Response:

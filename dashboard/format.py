@@ -186,7 +186,7 @@ def quantity(key: str, value: object) -> str:
         return str(value)
     if key.endswith("_tokens"):
         return f"{amount(value)} tokens"
-    if key.endswith("_bytes"):
+    if key == "bytes" or key.endswith("_bytes"):
         return f"{amount(value)}B" if abs(value) >= 1e4 else f"{value:.0f} B"
     if key.endswith("_share"):
         return share(value)
@@ -194,7 +194,9 @@ def quantity(key: str, value: object) -> str:
         return f"{amount(value)} per second"
     if key.endswith("_s"):
         return seconds(value)
-    return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e4 else f"{value:.3g}"
+    if abs(value) >= 1e4:
+        return amount(value)
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.3g}"
 
 
 def numbers_line(numbers: Mapping[str, object]) -> str:
@@ -238,6 +240,11 @@ def listed(names: tuple[str, ...] | list[str], most: int = 4) -> str:
 def shortened(text: str, most: int = 72) -> str:
     """A reason for a table: cut at a word, where the whole of it is in a title."""
     return text if len(text) <= most else text[: most - 1].rsplit(" ", 1)[0].rstrip(" :;,(") + " …"
+
+
+def short_id(id: str) -> str:
+    """Of a long hexadecimal id what tells it from others in a table; the whole of it is in a title and in an export."""
+    return id[:8] if len(id) == 32 else id
 
 
 def capitalised(text: str) -> str:

@@ -126,7 +126,6 @@ class Steering:
         refusal = self.site.forms.refusal(request, form.pop(CSRF_FIELD, ""))
         if refusal is not None:
             return PlainTextResponse(refusal + "\n", 403)
-        form.pop("page", "")
         asked = Asked.of_query(form.pop("state", ""), self.site.wall())
         return await self._page(request, asked, None, Typed("preview", form))
 

@@ -11,12 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, urlencode
 
 OVERVIEW = "/"
 FLEET, TRANSITIONS, DECISIONS, OVERRIDES = "/fleet", "/transitions", "/decisions", "/overrides"
 SLO, REPLAY, AUDIT, SETTINGS = "/slo", "/replay", "/audit", "/settings"
-WORKER, TRANSITION = "/worker/{name}", "/transition/{id}"
 PART = "/part/{name}"
 PRESSURE_DATA = "/data/pressure"
 STREAM = "/stream"
@@ -137,7 +136,6 @@ class Asked:
     tz: str = "utc"
     tab: str = ""
     own: Mapping[str, str] = field(default_factory=dict)  # what one page adds: sort, filter
-    pages: frozenset[str] = frozenset()  # addresses this dashboard has: nothing links to a page that is not there
 
     @classmethod
     def of(
@@ -145,7 +143,6 @@ class Asked:
         query: Mapping[str, str],
         now_wall_s: float,
         own: tuple[str, ...] = (),
-        pages: frozenset[str] = frozenset(),
     ) -> Asked:
         """`own` names further parameters that this page keeps in its URL."""
         role, tz, tab = query.get("role", ""), query.get("tz", ""), query.get("tab", "")
@@ -157,7 +154,6 @@ class Asked:
             tz=tz if tz in ZONES else ZONES[0],
             tab=tab if _TOKEN.fullmatch(tab) else "",
             own={name: query[name][:300] for name in own if query.get(name)},
-            pages=pages,
         )
 
     @property
@@ -185,13 +181,6 @@ class Asked:
     def elsewhere(self, path: str, **changes: str) -> str:
         """Another page for the same time: what belongs to this page alone stays behind."""
         return self.href(path, **dict.fromkeys(self.own, ""), worker="", tab="", **changes)
-
-    def worker_href(self, name: str) -> str:
-        """The worker's own page; empty where there is none."""
-        return self.elsewhere(WORKER.format(name=quote(name, safe=""))) if WORKER in self.pages else ""
-
-    def move_href(self, id: str) -> str:
-        return self.elsewhere(TRANSITION.format(id=quote(id, safe=""))) if TRANSITION in self.pages else ""
 
 
 def iso_minute(wall_s: float) -> str:

@@ -6,12 +6,10 @@ Never writes a record itself, and never repeats an action.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from dashboard import visitor
 from dashboard.controller_client import Controller, Problem
 from fluidpd.names import Role
-from fluidpd.record import PauseRow
 
 TTLS_S: dict[str, int] = {"15 min": 900, "30 min": 1800, "1 h": 3600, "4 h": 14400, "12 h": 43200, "24 h": 86400}
 DEFAULT_TTL_S = 3600
@@ -33,22 +31,6 @@ class Typed:
 
     form: str = ""
     values: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ActionsView:
-    template: ClassVar[str] = "part_actions.html"
-    csrf: str
-    state: str  # the page's query, so that an action comes back to it
-    workers: tuple[tuple[str, str], ...]  # (name, what the form sends)
-    ttls: tuple[tuple[str, int], ...]
-    default_ttl_s: int
-    pause: PauseRow | None
-    open_form: str
-    chosen_worker: str
-    typed: dict[str, str]
-    max_reason: int
-    min_reason: int
 
 
 def choice(worker: str, version: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dashboard import format as fmt
-from dashboard import urls
+from dashboard import places, urls
 from dashboard.pages.facts import Facts
 from dashboard.urls import Asked
 from fluidpd.names import End, WorkerState
@@ -63,7 +63,7 @@ def _age(f: Facts, names: list[str]) -> str:
 
 
 def _first(asked: Asked, names: list[str]) -> str:
-    return asked.worker_href(names[0]) if len(names) == 1 else ""
+    return asked.elsewhere(places.worker(names[0])) if len(names) == 1 else ""
 
 
 def _moves(f: Facts, asked: Asked) -> Iterable[Item]:
@@ -89,7 +89,7 @@ def _state(workers: Iterable[WorkerRow], name: str) -> WorkerState | None:
 
 
 def _move_href(asked: Asked, move: TransitionRow) -> str:
-    return asked.move_href(move.id) or f"#move-{move.id}"
+    return asked.elsewhere(places.transition(move.id))
 
 
 def _ending(f: Facts, asked: Asked) -> Iterable[Item]:
@@ -97,11 +97,11 @@ def _ending(f: Facts, asked: Asked) -> Iterable[Item]:
         left_s = pin.expires_wall_s - f.now_s
         if 0 < left_s < ENDING_S:
             text = f"The pin of {pin.worker} as {pin.role} ends in {fmt.seconds(left_s)}: {pin.reason}"
-            form = asked.href(urls.OVERVIEW, pin=pin.worker) + "#act-pin"
+            form = asked.elsewhere(urls.OVERRIDES, pin=pin.worker) + "#pin"
             yield Item("note", fmt.shortened(text, 150), "Extend it", form, text)
     if f.pause is not None and 0 < (left_s := f.pause.expires_wall_s - f.now_s) < ENDING_S:
         text = f"The pause ends in {fmt.seconds(left_s)}, and FluidPD acts again"
-        yield Item("warn", text, "Extend it, or let it end", "#act-pause")
+        yield Item("warn", text, "Extend it, or let it end", asked.elsewhere(urls.OVERRIDES) + "#pause")
 
 
 ADVICE: Mapping[str, str] = {

@@ -55,7 +55,7 @@ def asked_of(asked: Asked, query: Mapping[str, str], now_wall_s: float) -> Asked
     """A week where the address names no time: an audit of fifteen minutes is nearly always empty."""
     if query.get("from"):
         return asked
-    return Asked.of({**query, "from": DEFAULT_FROM}, now_wall_s, OWN, asked.pages)
+    return Asked.of({**query, "from": DEFAULT_FROM}, now_wall_s, OWN)
 
 
 async def read(records: Records, asked: Asked, limit: int) -> tuple[AuditRow, ...]:

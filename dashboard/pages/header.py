@@ -49,7 +49,6 @@ class HeaderView:
     banners: tuple[Banner, ...]
     attention: tuple[Item, ...]
     is_stale: bool
-    is_paused: bool  # an open page shows or hides the resume form by it
     now_wall_s: float
     command: str  # what to run next, where there is such a thing
 
@@ -66,7 +65,6 @@ def view(facts: Facts, asked: Asked) -> HeaderView:
         banners=banners(facts),
         attention=items(facts, asked),
         is_stale=facts.is_stale,
-        is_paused=facts.pause is not None,
         now_wall_s=facts.now_s,
         command=command,
     )

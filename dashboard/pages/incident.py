@@ -101,7 +101,7 @@ async def page(
             tuple(transitions.row(m, window.until_s, numbered[m.id], asked) for m in moves),
             empty="No worker changed roles.",
         ),
-        acts=acts.table(done, asked, caption="What people did"),
+        acts=acts.table(done, asked, caption="Acts in the audit"),
         markdown=markdown(start, end, found, events, f"{host}{permalink}"),
         permalink=permalink,
         download=urls.with_query(places.INCIDENT, **{"from": start, "to": end, "format": "md"}),
@@ -145,7 +145,7 @@ def facts(
             "decisions to change nothing",
             Cell(len(decisions) - sum(map(is_deed, decisions)), str(len(decisions) - sum(map(is_deed, decisions)))),
         ),
-        Fact("acts of people", Cell(len(done), str(len(done)))),
+        Fact("acts in the audit", Cell(len(done), str(len(done)))),
     )
 
 

@@ -187,10 +187,14 @@ async def moves_to_undo(records: Records, asked: Asked) -> tuple[MoveView, ...]:
     ]
     roles = {w.name: (w.role, w.state) for w in await records.workers()}
     found = [*(await records.open_moves()), *recent[:SHOWN_MOVES]]
-    return tuple(move_view(m, roles.get(m.worker), asked) for m in found)
+    # A move keeps a rule, and what its last step said; what a person wrote is in the audit.
+    acts = await records.audit(SHOWN_MOVES * 4, verb="move", since_wall_s=now_s - MOVES_REACH_S)
+    written = {str((a.after or {}).get("move", "")): a.reason for a in acts}
+    return tuple(move_view(m, roles.get(m.worker), asked, written.get(m.id, "")) for m in found)
 
 
-def move_view(m: TransitionRow, stands: tuple[Any, WorkerState] | None, asked: Asked) -> MoveView:
+def move_view(m: TransitionRow, stands: tuple[Any, WorkerState] | None, asked: Asked, written: str = "") -> MoveView:
+    """`written`: the reason that a person gave for it."""
     undo, why_not = _undo(m, stands)
     return MoveView(
         id=m.id,
@@ -200,7 +204,7 @@ def move_view(m: TransitionRow, stands: tuple[Any, WorkerState] | None, asked: A
         started_wall_s=m.started_wall_s,
         actor=m.actor,
         trigger=fmt.TRIGGERS[m.trigger],
-        reason=m.detail or fmt.capitalised(fmt.reason_words(m.reason)),
+        reason=written or fmt.capitalised(fmt.reason_words(m.reason)),
         outcome=fmt.ENDS[m.end] if m.end is not None else f"{m.phase.value} under way",
         is_open=m.end is None,
         undo=undo,

@@ -1,6 +1,6 @@
-"""The one page: the answer, the figures, roles, pressure, moves, decisions, workers and the forms, and each part alone.
+"""The one page: the answer, the figures, roles, pressure, moves, decisions, workers, and each part alone.
 
-Never computes: each section's own module does.
+Never computes: each section's own module does. Never acts: it leads to Overrides, where an act shows its effect first.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from typing import ClassVar
 from markupsafe import Markup
 
 from dashboard import urls
-from dashboard.pages import actions, badges, decisions, facts, header, lanes, pressure, slo, transitions, workers
-from dashboard.pages.actions import ActionsView, Note, Typed
+from dashboard.pages import badges, decisions, facts, header, lanes, pressure, slo, transitions, workers
 from dashboard.pages.frame import Frame
 from dashboard.reading import Records
 from dashboard.rendering import render
 from dashboard.urls import Asked
-from fluidpd.names import WorkerState
 
 OWN = ("compare",)
 PARTS = ("badges", "header", "lanes", "slo", "transitions", "decisions", "workers")
@@ -35,8 +33,8 @@ class OverviewPage:
     transitions: Markup
     decisions: Markup
     workers: Markup
-    actions: Markup
-    note: Note | None
+    overrides_href: str
+    is_paused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,34 +65,9 @@ async def part(name: str, records: Records, asked: Asked, stale_after_s: float) 
     raise KeyError(name)
 
 
-async def page(
-    records: Records,
-    asked: Asked,
-    around: Frame,
-    *,
-    stale_after_s: float,
-    csrf: str,
-    note: Note | None,
-    typed: Typed,
-) -> OverviewPage:
-    window = asked.window
-    known = await facts.read(records, window, stale_after_s)
+async def page(records: Records, asked: Asked, around: Frame, stale_after_s: float) -> OverviewPage:
+    known = await facts.read(records, asked.window, stale_after_s)
     head = header.view(known, asked)
-    present = sorted((w.name for w in known.workers if w.state is not WorkerState.GONE), key=lanes.natural)
-    versions = {p.worker: p.version for p in known.pins}
-    forms = ActionsView(
-        csrf=csrf,
-        state=asked.query,
-        workers=tuple((name, actions.choice(name, versions.get(name, 0))) for name in present),
-        ttls=tuple(actions.TTLS_S.items()),
-        default_ttl_s=actions.DEFAULT_TTL_S,
-        pause=known.pause,
-        open_form=typed.form,
-        chosen_worker=typed.values.get("worker", "").partition(":")[2],
-        typed=typed.values,
-        max_reason=actions.MAX_REASON,
-        min_reason=actions.MIN_REASON,
-    )
     return OverviewPage(
         frame=replace(around, title=head.answer.sentence),
         part_urls={name: asked.href(urls.PART.format(name=name)) for name in PARTS},
@@ -105,6 +78,6 @@ async def page(
         transitions=await part("transitions", records, asked, stale_after_s),
         decisions=await part("decisions", records, asked, stale_after_s),
         workers=await part("workers", records, asked, stale_after_s),
-        actions=render(forms),
-        note=note,
+        overrides_href=asked.elsewhere(urls.OVERRIDES),
+        is_paused=known.pause is not None,
     )

@@ -83,7 +83,7 @@ def own_settings(own: DashboardSettings) -> tuple[SettingView, ...]:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
+    if value is None or value == "":
         return "none"
     if isinstance(value, SecretStr):
         return "***"

@@ -139,7 +139,7 @@ async def page(records: Records, asked: Asked, around: Frame) -> SloPage:
     silences = await alerting.silences(records)
     found = await alerting.alerts(records)
     shown = tuple(_alert(a, silences, asked, now_s) for a in sorted(found, key=_place) if a.severity != "none")
-    cards = tuple(_card(view, now_s) for view in await alerting.slos(records) if not asked.model or view.model == asked.model)
+    cards = await _cards(records, now_s, asked.model)
     ended = tuple(v for v in shown if v.state == STATES["resolved"] and v.ended_s and now_s - v.ended_s < ENDED_SHOWN_S)
     firing = tuple(v for v in shown if v.state != STATES["resolved"])
     return SloPage(
@@ -159,10 +159,17 @@ async def page(records: Records, asked: Asked, around: Frame) -> SloPage:
 async def read_part(records: Records, asked: Asked) -> SloPart:
     now_s = records.wall()
     found = [a for a in await alerting.alerts(records) if a.severity != "none" and a.state is not AlertState.RESOLVED]
-    shown = tuple(_alert(a, (), asked, now_s) for a in sorted(found, key=_place))
-    cards = tuple(_card(view, now_s) for view in await alerting.slos(records))
+    shown = tuple(_alert(a, (), asked, now_s) for a in sorted(found, key=_place) if a.severity != "none")
+    cards = await _cards(records, now_s)
     tone = next((v.tone for v in shown if v.is_firing), "")
     return SloPart(asked.elsewhere(urls.SLO), _sentence(shown, cards), tone, cards, _scale(cards))
+
+
+async def _cards(records: Records, now_s: float, model: str = "") -> tuple[SloCard, ...]:
+    """Model by model, in the order in which a request meets them."""
+    views = [view for view in await alerting.slos(records) if not model or view.model == model]
+    order = {slo: at for at, slo in enumerate(WORDS)}
+    return tuple(_card(view, now_s) for view in sorted(views, key=lambda v: (v.model, order.get(v.slo, len(order)))))
 
 
 def _scale(cards: Sequence[SloCard]) -> int:

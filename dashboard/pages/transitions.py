@@ -164,7 +164,7 @@ def row(m: TransitionRow, now_s: float, attempt: int, asked: Asked) -> tuple[Cel
     bad = "bad" if m.end is not None and m.end is not End.DONE else ""
     return (
         tables.moment(m.started_wall_s),
-        tables.typed(m.id, href=asked.elsewhere(places.transition(m.id))),
+        Cell(m.id, fmt.short_id(m.id), "user", title=m.id, href=asked.elsewhere(places.transition(m.id))),
         tables.typed(m.worker, href=asked.elsewhere(places.worker(m.worker))),
         tables.role(m.from_role.value),
         tables.role(m.to_role.value),

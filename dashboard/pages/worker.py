@@ -5,7 +5,7 @@ Never interpolates: a second that was not recorded is a gap in every chart, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -109,9 +109,8 @@ async def page(
     framed: Callable[[str], Frame],
     external: promql.External,
     name: str,
-    paths: Collection[str],
 ) -> WorkerPage | None:
-    """None: no worker of that name was ever registered here. `paths` are the addresses that there are."""
+    """None: no worker of that name was ever registered here."""
     found = next((f for f in await fleet.facts(records) if f.row.name == name), None)
     if found is None:
         return None
@@ -123,7 +122,6 @@ async def page(
     model, model_words = steps.model_of(basis)
     stepped = steps.of(name, looks, model)
     pins = tuple(p for p in await records.pins() if p.worker == name)
-    overrides = urls.OVERRIDES if urls.OVERRIDES in paths else urls.OVERVIEW
     return WorkerPage(
         frame=framed(f"Worker {name}"),
         name=name,
@@ -149,7 +147,7 @@ async def page(
             empty="It did not change roles in this time.",
         ),
         acts=acts.table(await lookups.acts_about(records, name), asked, caption="What people did about it, in the last 30 days"),
-        pin_href=urls.with_query(overrides, pin=name) + ("#act-pin" if overrides == urls.OVERVIEW else ""),
+        pin_href=asked.elsewhere(urls.OVERRIDES, pin=name) + "#pin",
         live_href=asked.href(places.worker(name), format="part"),
         grafana=external.grafana(asked.window, name),
         queries=external.queries(("slack", "kv", "age", "role", "flippable", "armed"), asked.window, name),

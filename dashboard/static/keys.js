@@ -56,7 +56,8 @@
   });
   // After the browser has gone to the fragment itself, which takes the focus away.
   addEventListener("load", () => setTimeout(() => {
-    const form = location.hash === "#pause" && document.getElementById("pause-form");
+    const heading = /^#(pause|pin|unpin|undo|resume\d+)$/.test(location.hash) && document.getElementById(location.hash.slice(1));
+    const form = heading && heading.closest("section").querySelector("form[method=post]");
     if (form) focusReason(form);
   }, 50));
 })();

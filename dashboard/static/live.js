@@ -99,28 +99,12 @@
     }
   });
 
-  // ---- small comforts
-  document.addEventListener("click", (event) => {
-    const pin = event.target.closest("a[data-pin]");
-    if (pin && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
-      const form = document.getElementById("act-pin"), worker = document.getElementById("pin-worker");
-      if (!worker) return;
-      const option = [...worker.options].find((o) => o.text === pin.dataset.pin);
-      if (!option) return; // registered after this page was loaded: the link loads it anew
-      worker.value = option.value;
-      document.getElementById("pin-role").value = pin.dataset.role;
-      form.open = true;
-      form.scrollIntoView({ block: "center" });
-      form.querySelector("input[name=reason]").focus({ preventScroll: true });
-      event.preventDefault();
-    }
-  });
-  // The forms are not swapped (somebody may be typing); only which of them make sense follows.
+  // The links beside the answer follow the state; they are not swapped, so that none goes away under a finger.
   document.addEventListener("fluid:state", (event) => {
-    const { paused } = event.detail, resume = document.getElementById("act-resume");
-    if (resume && !resume.open) resume.hidden = !paused;
-    const pause = document.querySelector("#act-pause > summary");
-    if (pause) pause.textContent = paused ? "Extend pause…" : "Pause…";
+    const { paused } = event.detail, resume = document.getElementById("go-resume");
+    if (!resume) return;
+    resume.hidden = !paused;
+    document.getElementById("go-pause").textContent = paused ? "Extend pause…" : "Pause…";
   });
   shown(!document.hidden);
 })();

@@ -45,13 +45,13 @@
   // ---- menus: a click elsewhere or Escape closes one, unless something was typed into it
   const typed = (menu) => [...menu.querySelectorAll("input:not([type=hidden]), textarea")].some((i) => i.value !== i.defaultValue);
   document.addEventListener("click", (event) => {
-    for (const menu of document.querySelectorAll("details.menu[open], details.dialog[open]")) {
+    for (const menu of document.querySelectorAll("details.menu[open]")) {
       if (!menu.contains(event.target) && !typed(menu)) menu.open = false;
     }
   });
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
-    for (const menu of document.querySelectorAll("details.menu[open], details.dialog[open]")) { menu.open = false; menu.querySelector("summary").focus(); }
+    for (const menu of document.querySelectorAll("details.menu[open]")) { menu.open = false; menu.querySelector("summary").focus(); }
   });
 
   // ---- zoom: the address takes the new window, so that every panel and every reload follows
@@ -87,4 +87,7 @@
     const since = Number(lanes.dataset.since), length = Number(lanes.dataset.until) - since;
     show(since + picked[0] * length, since + picked[1] * length);
   });
+  // On a narrow screen the pages are a strip that scrolls: the one that is open is in sight.
+  const here = document.querySelector(".pages [aria-current]");
+  if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.clientWidth / 3;
 })();

@@ -4,7 +4,8 @@
     python tests/browser/screenshots.py OUT --url http://127.0.0.1:8071                # one that runs
     python tests/browser/screenshots.py OUT --url ... --pages / /fleet --widths 1280 --query 'from=now-5m&to=now'
 
-Pages are those that the navigation names. Says what the browser complained about, and which page is wider than its window; exit
+Pages are those that the navigation names, and one worker, move, decision and result that their lists lead to, an incident,
+and the login where there is one. Says what the browser complained about, and which page is wider than its window; exit
 status 1 then. Never clicks anything.
 """
 
@@ -26,9 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "dashboard"))
 from browser_site import CHROMIUM, FLAGS, LiveQueries, Served
 from dashboard_fleet import FakeController, busy_fleet
 
+from dashboard import places, urls
+
 THEMES = ("light", "dark")
 WIDTHS = (1280, 1920, 390)
 SETTLED_MS = 1500
+HREFS = "links => links.map(a => a.getAttribute('href'))"
+ABOUT_ONE = ("/worker/", "/transition/", "/decision/", "/replay/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +53,21 @@ def made_up() -> Iterator[str]:
 
 
 def pages_of(browser: Any, url: str) -> list[str]:
-    """The addresses that the navigation of the first page names."""
+    """The addresses that the navigation of the first page names, and the first of each kind that these lead to."""
     page = browser.new_page()
     page.goto(url)
-    found = page.eval_on_selector_all("nav.pages a", "links => links.map(a => a.getAttribute('href'))")
+    named = [urlsplit(href).path for href in page.eval_on_selector_all("nav.pages a", HREFS)]
+    about: dict[str, str] = {}
+    for path in named:
+        page.goto(url.rstrip("/") + path)
+        for href in page.eval_on_selector_all("main a", HREFS):
+            kind = href.split("/")[1] if href.startswith(ABOUT_ONE) else ""
+            about.setdefault(kind, urlsplit(href).path)
+    about.pop("", None)
+    page.goto(url.rstrip("/") + urls.LOGIN)
+    login = [urls.LOGIN] if urlsplit(page.url).path == urls.LOGIN else []  # without tokens there is none
     page.close()
-    return [urlsplit(href).path for href in found]
+    return [*named, *about.values(), places.INCIDENT, *login]
 
 
 def shoot(browser: Any, url: str, page_path: str, query: str, theme: str, width: int, folder: Path) -> Shot:
@@ -69,6 +83,7 @@ def shoot(browser: Any, url: str, page_path: str, query: str, theme: str, width:
     wide = page.evaluate("document.documentElement.scrollWidth")
     if wide > width:
         faults.append(f"{wide} px wide in a window of {width}")
+    page.evaluate("scrollTo(0, 0)")  # a bar that sticks would lie across the picture
     path = folder / f"{page_path.strip('/').replace('/', '-') or 'overview'}-{theme}-{width}.png"
     page.screenshot(path=path, full_page=True)
     context.close()

@@ -3,20 +3,26 @@ JavaScript shows, and no page that is wider than its window."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from browser_site import LiveQueries, Served
 from dashboard_fleet import FakeController, FakeQueries, busy_fleet
+from slo_records import a_page, recorded
 from starlette.routing import Route
 
-from dashboard import places
+from controller.store.engine import make_engine, migrate
+from controller.store.queries import Queries
+from dashboard import places, urls
 from dashboard.app import create_app
 from dashboard.pages import nav
 from dashboard.settings import DashboardSettings
@@ -26,19 +32,21 @@ pytestmark = pytest.mark.browser
 
 EVIL = "<script>alert(1)</script>\"'\u202e👩‍🚒" + "x" * 300
 SERIOUS = ("serious", "critical")
-DETAILS = ("/worker/w4", "/transition/m-05", "/decision/5", places.INCIDENT, "/fleet?q=nobody")
+DETAILS = ("/worker/w4", "/transition/m-05", "/decision/5", places.INCIDENT, "/fleet?q=nobody", "/overrides?pin=w3")
+# What is fetched by a page, and what needs files that this fleet does not have: test_dashboard_results.py reads that one.
+NO_PAGES = (urls.PART, urls.PRESSURE_DATA, urls.STREAM, urls.HEALTH, urls.STATIC, urls.OVERRIDES_NOW, urls.PREVIEW)
+NO_PAGES += (places.WORKER_DATA, places.RESULT)
 # Closed details are read too: each is somebody's table. Menus and forms lie over the page and have tests of their own.
-OPEN_ALL = "open => document.querySelectorAll('main details:not(.dialog, .menu)').forEach(d => { d.open = open && !d.name })"
+OPEN_ALL = "open => document.querySelectorAll('main details:not(.menu)').forEach(d => { d.open = open && !d.name })"
 
 
-def pages() -> tuple[str, ...]:
-    """All that the navigation knows and has a route for, and those about one thing."""
+def routes() -> list[Route]:
+    """Of everything that can be read."""
     app = create_app(DashboardSettings(), FakeQueries(), FakeController())
-    paths = [route.path for route in app.routes if isinstance(route, Route)]
-    return (*(entry.path for entry in nav.shown(paths)), *DETAILS)
+    return [r for r in app.routes if isinstance(r, Route) and "GET" in (r.methods or ())]
 
 
-PAGES = pages()
+PAGES = (*(entry.path for entry in nav.shown([r.path for r in routes()])), *DETAILS, urls.LOGIN)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +63,9 @@ def visit(chromium: Any, fleet: Served) -> Iterator[Callable[..., tuple[Any, lis
     """Opens a page at a size and in a theme; what the browser complained about comes with it."""
     contexts: dict[tuple[Any, ...], Any] = {}
 
-    def open_page(path: str, theme: str = "light", width: int = 1280, scripts: bool = True) -> tuple[Any, list[str]]:
+    def open_page(
+        path: str, theme: str = "light", width: int = 1280, scripts: bool = True, of: Served | None = None
+    ) -> tuple[Any, list[str]]:
         key = (theme, width, scripts)
         if key not in contexts:
             contexts[key] = chromium.new_context(
@@ -68,12 +78,45 @@ def visit(chromium: Any, fleet: Served) -> Iterator[Callable[..., tuple[Any, lis
         page, complaints = contexts[key].new_page(), []
         page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda e: complaints.append(str(e)))
-        page.goto(fleet.url.rstrip("/") + path, wait_until="load")
+        page.goto((of or fleet).url.rstrip("/") + path, wait_until="load")
         return page, complaints
 
     yield open_page
     for context in contexts.values():
         context.close()
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Served]:
+    """One that asks for a login."""
+    queries = busy_fleet(time.time)
+    queries.status_row = replace(queries.status_row, login=True)
+    running = Served(LiveQueries(queries), FakeController())
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def burning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One whose records hold SLOs, alerts, a silence and messages."""
+    url = f"sqlite+aiosqlite:///{tmp_path_factory.mktemp('slo') / 'fluidpd.db'}"
+    migrate(url)
+    _apart(recorded(url, time.time(), (a_page(), a_page(slo="joint"))))
+    engine = make_engine(url, read_only=True)
+    queries: Any = Queries(engine)
+    running = Served(queries, FakeController())
+    running.start()
+    yield running
+    running.stop()
+    _apart(engine.dispose())
+
+
+def _apart(work: Coroutine[Any, Any, None]) -> None:
+    """In a thread of its own: the browser's event loop runs in this one."""
+    thread = threading.Thread(target=asyncio.run, args=(work,))
+    thread.start()
+    thread.join()
 
 
 def violations(page: Any) -> list[str]:
@@ -84,9 +127,10 @@ def violations(page: Any) -> list[str]:
 
 @pytest.mark.parametrize("path", PAGES)
 def test_axe_finds_nothing_serious_the_browser_refuses_nothing_and_a_telephone_shows_it_all(
-    visit: Callable[..., Any], picture: Callable[[Any, str], None], path: str
+    visit: Callable[..., Any], guarded: Served, picture: Callable[[Any, str], None], path: str
 ) -> None:
-    page, complaints = visit(path)
+    page, complaints = visit(path, of=guarded if path == urls.LOGIN else None)
+    assert urlsplit(page.url).path == urlsplit(path).path
     if page.locator("[data-charts]").count():
         page.wait_for_selector(".chart canvas")
     name = re.sub(r"\W+", "-", path.strip("/")) or "overview"
@@ -98,6 +142,32 @@ def test_axe_finds_nothing_serious_the_browser_refuses_nothing_and_a_telephone_s
         assert violations(page) == [], theme
     page.set_viewport_size({"width": 390, "height": 900})
     page.evaluate(OPEN_ALL, False)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert complaints == []
+    page.close()
+
+
+def test_no_page_is_left_out() -> None:
+    forgotten = {
+        route.path
+        for route in routes()
+        if not route.path.startswith(NO_PAGES) and not any(route.path_regex.fullmatch(urlsplit(page).path) for page in PAGES)
+    }
+    assert forgotten == set()
+
+
+@pytest.mark.parametrize("path", [urls.SLO, urls.OVERVIEW])
+def test_budgets_and_alerts_are_readable_in_both_themes_and_on_a_telephone(
+    visit: Callable[..., Any], burning: Served, picture: Callable[[Any, str], None], path: str
+) -> None:
+    page, complaints = visit(path, of=burning)
+    page.wait_for_selector("text=the ttft budget burns")
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+        picture(page, f"{path.strip('/') or 'overview'}-burning-{theme}-1280")
+        assert violations(page) == [], theme
+    page.set_viewport_size({"width": 390, "height": 900})
+    picture(page, f"{path.strip('/') or 'overview'}-burning-390")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert complaints == []
     page.close()

@@ -163,11 +163,7 @@ def test_pin_and_unpin_by_keyboard_alone(look: Callable[..., Any], served: Any) 
             break
     page.keyboard.press("Enter")
     page.wait_for_url("**/overrides?unpin=w4#unpin")
-    page.wait_for_selector("form[action='/act/unpin']")
-    for _ in range(80):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.name") == "reason":
-            break
+    page.wait_for_selector("form[action='/act/unpin'] input[name=reason]:focus")
     page.keyboard.type("no longer needed")
     page.keyboard.press("Enter")
     page.wait_for_selector("#note >> text=w4 is no longer pinned.")

@@ -35,6 +35,6 @@ async def browser(queries: FakeQueries, controller: FakeController) -> AsyncIter
 @pytest.fixture
 async def csrf(browser: httpx.AsyncClient) -> str:
     """The token of a page that this browser has loaded."""
-    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', (await browser.get("/")).text)
+    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', (await browser.get("/overrides")).text)
     assert found
     return found[1]

@@ -181,4 +181,4 @@ async def test_an_incident_counts_what_the_api_lists(both: Both) -> None:
     moves, decided = await both.json("transitions", **WINDOW), await both.json("decisions", **WINDOW)
     assert fields["role moves"].text.startswith(f"{len(moves)}: ")
     assert fields["decisions that acted"].number == sum(d["action"] != "hold" for d in decided)
-    assert fields["acts of people"].number == len(await both.json("audit"))
+    assert fields["acts in the audit"].number == len(await both.json("audit"))

@@ -19,10 +19,10 @@ async def test_a_pin_reaches_the_controller_and_the_page_says_so_once(
     browser: httpx.AsyncClient, controller: FakeController, csrf: str
 ) -> None:
     answer = await browser.post("/act/pin", data={**PIN, "csrf": csrf}, headers=OWN)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/?from=now-1h&to=now")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/overrides?from=now-1h&to=now")
     assert controller.done == [("pin", "w1", "decode", 3600, "rebalancing by hand", 2)]
-    assert "w1</bdi>" in (await browser.get("/?from=now-1h&to=now")).text
-    assert "w1 is pinned to decode." not in (await browser.get("/")).text
+    assert "w1</bdi>" in (await browser.get("/overrides")).text
+    assert "w1 is pinned to decode." not in (await browser.get("/overrides")).text
 
 
 @pytest.mark.parametrize(
@@ -127,19 +127,26 @@ async def test_only_known_host_names_are_answered(browser: httpx.AsyncClient, ho
     assert (await browser.get("/healthz", headers={"Host": host})).status_code == status
 
 
-async def test_a_page_that_acts_offers_no_resume(browser: httpx.AsyncClient) -> None:
-    assert 'id="act-resume" hidden' in (await browser.get("/")).text
+async def test_the_overview_leads_to_the_forms_and_has_none_itself(browser: httpx.AsyncClient) -> None:
+    html = (await browser.get("/?from=now-5m")).text
+    assert 'href="/overrides?from=now-5m&amp;to=now#pause"' in html and 'method="post"' not in html
+
+
+async def test_where_nothing_is_paused_nothing_can_be_resumed(browser: httpx.AsyncClient) -> None:
+    assert 'href="/overrides#resume1" hidden' in (await browser.get("/")).text
+    assert 'action="/act/resume"' not in (await browser.get("/overrides")).text
 
 
 async def test_a_paused_page_offers_to_resume(browser: httpx.AsyncClient, queries: FakeQueries) -> None:
     queries.pause_row = PauseRow("deploying", "ana", NOW, NOW + 60)
     html = (await browser.get("/?from=now-5m")).text
-    assert "act-resume" in html and "Automation is paused by ana" in html
+    assert '#resume1">Resume' in html and "Automation is paused by ana" in html
+    assert 'action="/act/resume"' in (await browser.get("/overrides")).text
 
 
 async def test_the_pin_link_of_a_row_chooses_the_worker_without_javascript(browser: httpx.AsyncClient) -> None:
-    html = (await browser.get("/?pin=w3")).text
-    assert 'id="act-pin" open' in html and '<option value="0:w3" selected>' in html
+    assert 'href="/overrides?pin=w3#pin"' in (await browser.get("/")).text
+    assert '<option value="0:w3" selected>' in (await browser.get("/overrides?pin=w3")).text
 
 
 # ---------------------------------------------------------------- the client

@@ -100,7 +100,7 @@ async def test_acts_reach_the_controller_in_the_persons_name_with_their_address(
     stranger: httpx.AsyncClient, controller: FakeController
 ) -> None:
     await log_in(stranger, "ana")
-    answer = await stranger.post("/act/pin", data={**PIN, "csrf": await csrf_of(stranger, "/")}, headers=OWN)
+    answer = await stranger.post("/act/pin", data={**PIN, "csrf": await csrf_of(stranger, "/overrides")}, headers=OWN)
     assert answer.status_code == 303 and controller.done == [("pin", "w1", "decode", 3600, "rebalancing by hand", 2)]
     assert controller.callers[-1].secret == session_of("ana")[0]
     assert controller.callers[-1].address == "127.0.0.1" and len(controller.callers[-1].request_id) == 32
@@ -122,7 +122,7 @@ async def test_a_logout_ends_the_session_at_the_controller_and_in_the_browser(
     stranger: httpx.AsyncClient, controller: FakeController
 ) -> None:
     await log_in(stranger, "ana")
-    csrf = await csrf_of(stranger, "/")
+    csrf = await csrf_of(stranger, "/overrides")
     assert (await stranger.get("/logout")).status_code == 405
     answer = await stranger.post("/logout", data={"csrf": csrf}, headers=OWN)
     assert (answer.status_code, answer.headers["location"]) == (303, "/login")
@@ -146,7 +146,7 @@ async def test_neither_login_nor_logout_works_from_another_site(stranger: httpx.
     form = {"csrf": await csrf_of(stranger), "token": "ana"}
     assert (await stranger.post("/login", data=form, headers=headers)).status_code == 403
     await log_in(stranger, "ana")
-    assert (await stranger.post("/logout", data={"csrf": await csrf_of(stranger, "/")}, headers=headers)).status_code == 403
+    assert (await stranger.post("/logout", data={"csrf": await csrf_of(stranger, "/audit")}, headers=headers)).status_code == 403
 
 
 async def test_without_tokens_nobody_logs_in_and_acts_carry_the_dashboards_own_proof(
@@ -159,14 +159,14 @@ async def test_without_tokens_nobody_logs_in_and_acts_carry_the_dashboards_own_p
 
 async def test_a_visitor_who_may_only_read_finds_the_forms_disabled_with_the_reason(stranger: httpx.AsyncClient) -> None:
     await log_in(stranger, "bo")
-    html = (await stranger.get("/")).text
-    acts = re.findall(r"<button type=\"submit\"[^>]*>(?:Pin|Remove its pin|Pause automation|Resume automation)<", html)
-    assert len(acts) == 4 and all("disabled" in button for button in acts)
+    html = (await stranger.get("/overrides?unpin=w1")).text
+    acts = re.findall(r"<button type=\"submit\"[^>]*>(?:Pin or move it|Remove the pin|Pause)<", html)
+    assert len(acts) == 3 and all("disabled" in button for button in acts)
     assert "lacks the scope operate" in html and "read-only" in html
     stranger.cookies.clear()
     await log_in(stranger, "ana")
-    html = (await stranger.get("/")).text
-    assert "disabled" not in html and "Logged in as" in html
+    html = (await stranger.get("/overrides?unpin=w1")).text
+    assert 'class="primary" disabled' not in html and "Logged in as" in html
 
 
 async def test_what_the_controller_refuses_a_reader_is_shown_with_its_rule(
@@ -174,7 +174,7 @@ async def test_what_the_controller_refuses_a_reader_is_shown_with_its_rule(
 ) -> None:
     await log_in(stranger, "bo")
     controller.answer = Problem(403, "The token does not allow this", "The token 'bo' lacks the scope 'operate'.", "scope")
-    answer = await stranger.post("/act/pin", data={**PIN, "csrf": await csrf_of(stranger, "/")}, headers=OWN)
+    answer = await stranger.post("/act/pin", data={**PIN, "csrf": await csrf_of(stranger, "/overrides")}, headers=OWN)
     assert answer.status_code == 403 and "Rule: scope" in answer.text and controller.done == []
 
 
@@ -207,7 +207,7 @@ async def test_a_database_that_cannot_be_read_shows_that_and_lets_nobody_act(
     stranger: httpx.AsyncClient, guarded: FakeQueries, controller: FakeController
 ) -> None:
     await log_in(stranger, "ana")
-    csrf = await csrf_of(stranger, "/")
+    csrf = await csrf_of(stranger, "/overrides")
     guarded.fails = True
     async with open_browser(guarded, controller) as later:
         later.cookies = stranger.cookies

@@ -16,7 +16,7 @@ from fluidpd.names import End, Heading, Phase, Role, Trigger
 from fluidpd.record import AuditRow, PauseRow, PinRow
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
-PIN = {"page": "/overrides", "worker": "2:w1", "role": "decode", "act": "pin", "ttl_s": "3600", "reason": "rebalancing by hand"}
+PIN = {"worker": "2:w1", "role": "decode", "act": "pin", "ttl_s": "3600", "reason": "rebalancing by hand"}
 
 
 def words(html: str) -> str:
@@ -207,6 +207,14 @@ async def test_the_part_that_follows_the_fleet_and_the_preview_are_fragments(bro
     effect = await browser.get("/part/overrides/preview?worker=0:w3&role=prefill&act=pin")
     assert "After: 3P/5D" in effect.text
     assert (await browser.get("/part/overrides/preview?worker=0:w3&role=king")).text == ""
+
+
+async def test_a_move_by_hand_is_told_with_what_its_person_wrote(browser: httpx.AsyncClient, queries: FakeQueries) -> None:
+    queries.moves = (move("m-9", "w3", NOW - 30, detail="probe generate: HTTP 200", actor="ana", trigger=Trigger.MANUAL),)
+    after = {"role": "prefill", "move": "m-9"}
+    queries.audited = (AuditRow(1, NOW - 31, "ana", "cli", "move", "w3", "done", reason="warm one up", after=after),)
+    told = words((await browser.get("/overrides")).text)
+    assert "warm one up" in told and "HTTP 200" not in told
 
 
 async def test_hostile_names_and_reasons_stay_text(browser: httpx.AsyncClient, queries: FakeQueries) -> None:

@@ -8,7 +8,7 @@ import pytest
 from dashboard_fleet import NO_FLAG, NOW, UNTESTED, FakeQueries, decision, move, second, status, worker
 from jinja2 import meta
 
-from dashboard.pages import actions, attention, badges, decisions, facts, header, lanes, overview, pressure, transitions, workers
+from dashboard.pages import attention, badges, decisions, facts, header, lanes, overview, pressure, transitions, workers
 from dashboard.pages.banners import banners
 from dashboard.pages.overview import PARTS
 from dashboard.reading import Records
@@ -26,7 +26,6 @@ VIEWS = [
     transitions.TransitionsView,
     decisions.DecisionsView,
     workers.WorkersView,
-    actions.ActionsView,
     badges.BadgesView,
     overview.OverviewPage,
     overview.ErrorPage,

@@ -102,8 +102,6 @@ def test_defaults_stay_out_of_the_address_and_nonsense_is_dropped() -> None:
 
 
 def test_nothing_links_to_a_page_that_is_not_there() -> None:
-    assert Asked.of({}, NOW).worker_href("w 1") == ""
-    assert Asked.of({}, NOW, pages=frozenset({urls.WORKER})).worker_href("w/1") == "/worker/w%2F1"
     assert [e.key for e in nav.shown({urls.OVERVIEW, urls.AUDIT})] == ["overview", "audit"]
     assert len({e.letter for e in nav.ENTRIES}) == len(nav.ENTRIES)
 
