@@ -21,7 +21,7 @@ from controller.routes.ports import ControllerPort
 from controller.store.writes import Store
 from controller.stream import Hub
 from fluidpd.metric import Sheet, collected, number_of, observed
-from fluidpd.names import End, PluginState, Reason, Role, Trigger
+from fluidpd.names import End, Phase, PluginState, Reason, Role, Trigger
 
 _REMEMBERED_MOVES = 4_096
 # Which pool's pressure each threshold of the status bounds.
@@ -63,6 +63,8 @@ class _Counted:
         # From 0 on, so that an increase sees the first one.
         self.moves = Counter({(a.value, b.value, e.value, t.value): 0 for a, b in ways for e in End for t in Trigger})
         self.phases = observed(next(s for s in OF_THE_PROCESS if s.name == "fluidpd_transition_duration_seconds"))
+        for phase in Phase:  # of those that end well; the others are too many series for what they tell
+            self.phases.labels(phase.value, End.DONE.value)
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def observe(self, event: str, data: Mapping[str, Any]) -> None:
