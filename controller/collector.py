@@ -69,11 +69,6 @@ class Collector:
         held = self._pauses.pop(everywhere, None)
         return held[0] if held else None
 
-    def held_everywhere(self) -> PauseRow | None:
-        """The pause for every pool that is held here, over or not."""
-        held = self._pauses.get(True)
-        return held[0] if held else None
-
     def pause(self, now_s: float) -> PauseRow | None:
         """What holds this pool, the widest first."""
         for everywhere, (row, until_s) in list(self._pauses.items()):

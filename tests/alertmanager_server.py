@@ -5,9 +5,6 @@ Never the machine's own, and never in a cluster: it opens no port but its own.
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +12,15 @@ from typing import Any
 
 import httpx
 import yaml
+from own_server import own_server
 
 
 class Alertmanager:
     """A running server and its HTTP API."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.http = httpx.Client(base_url=url, timeout=10, trust_env=False)
+    def __init__(self, http: httpx.Client) -> None:
+        self.http = http
+        self.url = str(http.base_url).rstrip("/")
 
     def alerts(self, **labels: str) -> list[dict[str, Any]]:
         """What it knows, of those with these labels."""
@@ -49,38 +47,10 @@ def alertmanager(folder: Path, webhook: str) -> Iterator[Alertmanager]:
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "alertmanager.yml").write_text(yaml.safe_dump(config))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     arguments = {
         "config.file": folder / "alertmanager.yml",
         "storage.path": folder / "data",
-        "web.listen-address": f"127.0.0.1:{port}",
         "cluster.listen-address": "",
-        "log.level": "warn",
     }
-    with (folder / "alertmanager.log").open("w") as log:
-        process = subprocess.Popen(
-            ["prometheus-alertmanager", *(f"--{k}={v}" for k, v in arguments.items())], stdout=log, stderr=log
-        )
-    server = Alertmanager(f"http://127.0.0.1:{port}")
-    try:
-        _wait(server, process, folder / "alertmanager.log")
-        yield server
-    finally:
-        server.http.close()
-        process.kill()
-        process.wait(10)
-
-
-def _wait(server: Alertmanager, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            if server.http.get("/-/ready").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the test Alertmanager did not start:\n{log.read_text()[-2000:]}")
-        time.sleep(0.05)
+    with own_server("prometheus-alertmanager", folder, arguments) as http:
+        yield Alertmanager(http)

@@ -1,14 +1,8 @@
-"""A throw-away Prometheus for tests: its own folder, a free port, gone when its block ends.
-
-Never the machine's own: Debian's package starts one where there is systemd, and that one is left alone.
-"""
+"""A throw-away Prometheus for tests, in its own folder."""
 
 from __future__ import annotations
 
 import math
-import socket
-import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +10,14 @@ from typing import Any
 
 import httpx
 import yaml
+from own_server import own_server
 
 
 class Prometheus:
     """A running server and its HTTP API."""
 
-    def __init__(self, url: str) -> None:
-        self.http = httpx.Client(base_url=url, timeout=10, trust_env=False)
+    def __init__(self, http: httpx.Client) -> None:
+        self.http = http
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """Series of an instant query, as the API gives them. Raises on an expression that is none."""
@@ -65,35 +60,6 @@ def prometheus(
     if rules is not None:
         config["rule_files"] = [str(rules)]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = {
-        "config.file": folder / "prometheus.yml",
-        "storage.tsdb.path": folder / "data",
-        "web.listen-address": f"127.0.0.1:{port}",
-        "log.level": "warn",
-    }
-    with (folder / "prometheus.log").open("w") as log:
-        process = subprocess.Popen(["prometheus", *(f"--{k}={v}" for k, v in arguments.items())], stdout=log, stderr=log)
-    server = Prometheus(f"http://127.0.0.1:{port}")
-    try:
-        _wait(server, process, folder / "prometheus.log")
-        yield server
-    finally:
-        server.http.close()
-        process.kill()
-        process.wait(10)
-
-
-def _wait(server: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            if server.http.get("/-/ready").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the test Prometheus did not start:\n{log.read_text()[-2000:]}")
-        time.sleep(0.05)
+    arguments = {"config.file": folder / "prometheus.yml", "storage.tsdb.path": folder / "data"}
+    with own_server("prometheus", folder, arguments) as http:
+        yield Prometheus(http)
