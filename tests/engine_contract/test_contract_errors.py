@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from contract_pair import APIS, CHAT, COMPLETIONS, GENERATE, Pair, Said, request
+from contract_pair import APIS, CHAT, COMPLETIONS, GENERATE, Pair, Said, request, until
 
 TOO_LONG: dict[str, dict[str, Any]] = {
     GENERATE: {"input_ids": [5] * 9000, "sampling_params": {"max_new_tokens": 4}},
@@ -118,33 +118,37 @@ async def test_a_prompt_and_an_answer_that_are_too_long_together(engine: Pair, p
         assert refused_plainly(path, said), said.text
 
 
+async def waiting_half(engine: Pair, body: dict[str, Any]) -> asyncio.Task[Said]:
+    """A decode half that waits for its prefill half, which was not asked yet: it is open for as long as a test likes."""
+    asked = asyncio.create_task(engine.ask(engine.d, GENERATE, body))
+
+    async def waits() -> bool:
+        return not await engine.idle(engine.d)
+
+    await until(waits, 20)
+    return asked
+
+
 @pytest.mark.parametrize("path", APIS)
 async def test_a_request_id_that_is_open_already(engine: Pair, path: str) -> None:
-    running = asyncio.Event()
     rid = f"twice-{path}"  # of its own: two seconds after a stream ended, the real one aborts whatever has its id
-    body = {**request(GENERATE, 150, stream=True), **engine.room(), "rid": rid}
-    halves = asyncio.gather(
-        engine.ask(engine.p, GENERATE, body), engine.ask(engine.d, GENERATE, body, lambda count: running.set())
-    )
-    await asyncio.wait_for(running.wait(), 20)
+    body = {**request(GENERATE, 20, stream=True), **engine.room(), "rid": rid}
+    first = await waiting_half(engine, body)
     said = await engine.ask(engine.d, path, {**request(path, 2), **engine.room(), "rid": rid})
     assert refused_plainly(path, said) and f"Duplicate request ID detected: {rid}" in said.text
-    _, whole = await halves
-    assert whole.done and whole.events[-1]["meta_info"]["completion_tokens"] == 150
+    await engine.ask(engine.p, GENERATE, body)
+    whole = await first
+    assert whole.done and whole.events[-1]["meta_info"]["completion_tokens"] == 20
 
 
 async def test_a_streamed_request_with_an_id_that_is_open_already(engine: Pair) -> None:
     """What becomes of the first one is left open: two seconds later the real one aborts it as well."""
-    running = asyncio.Event()
     body = {**request(GENERATE, 20, stream=True), **engine.room(), "rid": "twice"}
-    halves = asyncio.gather(
-        engine.ask(engine.p, GENERATE, body), engine.ask(engine.d, GENERATE, body, lambda count: running.set())
-    )
-    await asyncio.wait_for(running.wait(), 20)
+    first = await waiting_half(engine, body)
     again = {**request(GENERATE, 2, stream=True), **engine.room(), "rid": "twice"}
     said = await engine.ask(engine.d, GENERATE, again)
     assert said.status == 200 and said.done and said.events[0]["error"]["code"] == 400
-    await halves
+    await asyncio.gather(first, engine.ask(engine.p, GENERATE, body))
 
 
 async def test_a_prefill_worker_that_cannot_be_reached(engine: Pair) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from real_clients import Answer, Api, chat, generate, prompt
+from real_clients import Answer, Api, chat, generate, prompt, set_pace
 from real_fleet import RealFleet
 
 from fluidpd.names import Role
@@ -136,8 +136,7 @@ class Moves:
             time.sleep(0.05)
 
     def _slow(self, name: str, seconds: float | None) -> None:
-        url = f"{self._fleet.worker(name).url}/slow_down"
-        httpx.post(url, json={"forward_sleep_time": seconds}, timeout=30, trust_env=False).raise_for_status()
+        set_pace(self._fleet.worker(name), seconds)
 
     def counts(self) -> dict[str, int]:
         done = [r for r in self.records if r["end"] == "done"]

@@ -11,7 +11,8 @@ import random
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -171,6 +172,20 @@ def _quietly(url: str, body: dict[str, Any]) -> None:
 def loads(worker: RealWorker) -> dict[str, Any]:
     found = httpx.get(f"{worker.url}/v1/loads?include=core,disagg,queues,memory", timeout=5).json()
     return dict(found["loads"][0])
+
+
+def set_pace(worker: RealWorker, seconds: float | None) -> None:
+    """Every forward of this worker takes so much longer: what must meet in time then meets on a fast machine too."""
+    httpx.post(f"{worker.url}/slow_down", json={"forward_sleep_time": seconds}, timeout=30, trust_env=False).raise_for_status()
+
+
+@contextmanager
+def slowed(worker: RealWorker, seconds: float) -> Iterator[None]:
+    set_pace(worker, seconds)
+    try:
+        yield
+    finally:
+        set_pace(worker, None)
 
 
 def is_idle(worker: RealWorker) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from real_clients import is_idle, until
+from real_clients import is_idle, slowed, until
 from real_fleet import RealFleet, RealWorker
 from stub_sidecars import Grants, StubSidecar
 
@@ -109,11 +109,8 @@ class Pair:
     @contextmanager
     def slow_prefill(self, seconds: float = 0.6) -> Iterator[None]:
         """A prefill worker that is clearly behind, whatever this machine is."""
-        httpx.post(f"{self.prefill.url}/slow_down", json={"forward_sleep_time": seconds}).raise_for_status()
-        try:
+        with slowed(self.prefill, seconds):
             yield
-        finally:
-            httpx.post(f"{self.prefill.url}/slow_down", json={"forward_sleep_time": None}).raise_for_status()
 
     def assert_clean(self) -> None:
         """Both schedulers say that they are idle, every KV token is free again, and no hook has failed."""

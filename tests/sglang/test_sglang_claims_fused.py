@@ -9,9 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
-from real_clients import is_idle, until
+from real_clients import is_idle, set_pace, slowed, until
 from real_fleet import RealFleet, fused_spec
 from test_sglang_claims import Pair, eager, prompts, with_stand_ins
 
@@ -52,8 +51,8 @@ def test_a_borrowed_prompt_that_the_engine_retracts_goes_on_exactly(fused: Pair,
     alone = [a.ids for i in range(0, 6, 2) for a in fused.ask_all(asked[i : i + 2], tokens)]
     assert fleet.log("d1").count("Retract requests") == 0  # two at a time find room
     won = fused.count("claims_won_total")
-    with fused.slow_prefill(1.0), eager(fused, tbt_slo_s=2.0).renewed():
-        answers = fused.ask_all(asked, tokens)
+    with fused.slow_prefill(1.0), slowed(fused.decode, 0.01), eager(fused, tbt_slo_s=2.0).renewed():
+        answers = fused.ask_all(asked, tokens)  # slow enough that all six are there together
     assert [a.ids for a in answers] == alone
     fused.assert_clean()
     assert fused.count("claims_won_total") > won
@@ -64,7 +63,7 @@ def test_a_prefill_worker_that_dies_right_after_giving_costs_only_what_it_had_be
     asked = prompts(6, seed=1, low=300, high=450)
     alone = [a.ids for a in fused.ask_all(asked)]
     given = fused.at_prefill.given_total
-    httpx.post(f"{fused.prefill.url}/slow_down", json={"forward_sleep_time": 2.0}).raise_for_status()
+    set_pace(fused.prefill, 2.0)
     with eager(fused, tbt_slo_s=2.0).renewed():
         answers = []
         for prompt in asked:

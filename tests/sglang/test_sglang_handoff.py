@@ -6,11 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from real_clients import Answer, Api, chat, generate, is_idle, loads, pair, prompt, until
+from real_clients import Answer, Api, chat, generate, is_idle, loads, pair, prompt, slowed, until
 from real_fleet import RealFleet, RealWorker
 
 pytestmark = [pytest.mark.fleet("whole"), pytest.mark.usefixtures("at_home")]
-TOKENS = 500  # each piece of a stream here holds all that came before: twice the tokens take four times as long
+TOKENS = 250  # each piece of a stream here holds all that came before: twice the tokens take four times as long
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,11 +29,11 @@ def under_way(answers: list[Answer], tokens: int = 12) -> None:
 
 # One move takes all of them along.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "a stream": ("/generate", generate(prompt(20, 1), TOKENS)),
+    "a stream": ("/generate", generate(prompt(20, 1), 2 * TOKENS)),  # long: its text begins to repeat itself soon
     "an answer at once": ("/generate", generate(prompt(20, 2), TOKENS, stream=False)),
     "a chat, streamed": ("/v1/chat/completions", chat(prompt(20, 3), TOKENS)),
     "a chat at once": ("/v1/chat/completions", chat(prompt(20, 4), TOKENS, stream=False)),
-    "a least length": ("/generate", generate(prompt(20, 5), TOKENS, min_new_tokens=300, ignore_eos=False)),
+    "a least length": ("/generate", generate(prompt(20, 5), TOKENS, min_new_tokens=150, ignore_eos=False)),
     "logprobs": ("/generate", generate(prompt(20, 7), TOKENS, stream=False) | {"return_logprob": True, "top_logprobs_num": 2}),
 }
 
@@ -41,11 +41,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 def moved_away(fleet: RealFleet, api: Api, bodies: list[tuple[str, dict[str, Any]]]) -> list[Answer]:
     """Each body answered by the decode worker d1, while d1 is moved to prefill."""
     p1, d1 = fleet.worker("p1"), fleet.worker("d1")
-    moved = [pair(p1, d1, path, body) for path, body in bodies]
-    under_way(moved)
-    until(lambda: loads(d1)["num_running_reqs"] == len(bodies), 30, "all of them to decode")
-    api.move("d1", "prefill")
-    record = api.moved("d1", "prefill")
+    with slowed(d1, 0.02):
+        moved = [pair(p1, d1, path, body) for path, body in bodies]
+        under_way(moved)
+        until(lambda: loads(d1)["num_running_reqs"] == len(bodies), 30, "all of them to decode")
+        api.move("d1", "prefill")
+        record = api.moved("d1", "prefill")
     for a in moved:
         a.join(120)
     drained = next(p for p in record["phases"] if p["phase"] == "drain" and p["event"] == "ok")
@@ -82,7 +83,7 @@ def test_every_kind_of_answer_is_the_same_when_its_generation_moves(real_fleet: 
 @pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
 def test_a_penalty_goes_on_as_if_nothing_had_happened(real_fleet: RealFleet, real_api: Api, penalty: str) -> None:
     """One at a time: in its overlap loop SGLang counts a token a step later when another prompt comes between."""
-    bodies = [("/generate", generate(prompt(20, 5), 500, **{penalty: 0.7}))]
+    bodies = [("/generate", generate(prompt(20, 5), TOKENS, **{penalty: 0.7}))]
     (calm,), (moved,) = undisturbed(real_fleet, bodies), moved_away(real_fleet, real_api, bodies)
     assert moved.told() == calm.told()
 
