@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "controller"))
 from control_fakes import DECODE_VALUES, PREFILL_VALUES, Fleet, Sidecar, prompts
 from memory_fakes import open_store
 
+from controller.alerting.engine import Alerting
 from controller.jobs import Jobs
 from controller.refusals import GuardRefused
 from controller.settings import RetentionSettings
@@ -47,7 +48,10 @@ class Day(Fleet):
         self.store, self.hub = store, Hub(wall=self.clock.wall)  # type: ignore[assignment]
         self.controller = self.another_controller()
         self.jobs = Jobs(self.controller, store, self.hub, RETENTION, wall=self.clock.wall, now=self.clock.now)  # type: ignore[arg-type]
+        c = self.controller
+        self.alerting = Alerting(self.settings, c, c.slo_counts, store, store.queries, self.clock, may_act=c.leads)
         self.second = 0
+        self.good = 0.0
         self.moves = 0
 
     async def one_second(self) -> None:
@@ -58,6 +62,7 @@ class Day(Fleet):
         await self._sidecars_answer()
         await self.controller.keep_house()
         await self.jobs.expire()
+        await self.alerting.look()
         await self._now_and_then()
         self._forget()
         await self.clock.advance(1.0)
@@ -65,10 +70,11 @@ class Day(Fleet):
     def _load(self) -> None:
         """Twenty minutes of bursts, ten of ease."""
         is_burst = self.second % 30 < 20 and self.second % 1800 < 1200
+        self.good += not is_burst
         for s in self.sidecars.values():
             if s.role is Role.PREFILL:
                 s.queue = prompts(9 if is_burst else 0)
-            s.values["requests_total"] = s.values["requests_good_total"] = float(self.second)
+            s.values["requests_total"], s.values["requests_good_total"] = float(self.second), self.good
 
     async def _sidecars_answer(self) -> None:
         for s in list(self.sidecars.values()):
@@ -92,7 +98,6 @@ class Day(Fleet):
             await self.jobs.renew()
         if now % 10 == 0:
             await self.store.flush()  # type: ignore[attr-defined]
-            await self.jobs.count_slo()
         if now % 60 == 0:
             await self.jobs.roll_up()
             await self.jobs.prune()
@@ -150,6 +155,7 @@ async def a_day(folder: Path) -> AsyncIterator[Day]:
     async with open_store(folder, flush_every_s=3600.0) as store:
         day = Day(store)
         await day.up(settle_s=2.0)
+        await day.alerting.begin()
         yield day
 
 
@@ -184,7 +190,7 @@ async def test_sixteen_simulated_minutes_leave_nothing_behind(book: Book) -> Non
     with quick_folder() as folder:
         async with a_day(folder) as day:
             seen = await spend(day, 16 * 60, 80)
-            assert day.moves > 10
+            assert day.moves > 10 and day.alerting.totals["default", "joint"].bad > 0  # both were busy
             book.inject("P20", "sixteen simulated minutes", f"{day.second} ticks of 1 s, {day.moves} moves", grown(seen))
             assert grown(seen) == []
 
