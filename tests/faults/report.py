@@ -40,6 +40,7 @@ def table(runs: list[dict[str, Any]]) -> str:
         injected, broken = sum(row["injected"] for row in rows), sum(len(row["violations"]) for row in rows)
         seed = parts[0]["seed"]
         lines.append(f"- seed {seed}, {at}, {took_s:.0f} s: {injected} injections counted by promise, {broken} violations")
+        lines += [f"  - kill -9 of the leader: the standby {part['notes']['failover']}" for part in parts if "failover" in part["notes"]]
     return "\n".join(lines)
 
 
