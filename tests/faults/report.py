@@ -40,7 +40,8 @@ def table(runs: list[dict[str, Any]]) -> str:
         injected, broken = sum(row["injected"] for row in rows), sum(len(row["violations"]) for row in rows)
         seed = parts[0]["seed"]
         lines.append(f"- seed {seed}, {at}, {took_s:.0f} s: {injected} injections counted by promise, {broken} violations")
-        lines += [f"  - kill -9 of the leader: the standby {part['notes']['failover']}" for part in parts if "failover" in part["notes"]]
+        failovers = [part["notes"]["failover"] for part in parts if "failover" in part["notes"]]
+        lines += [f"  - kill -9 of the leader: the standby {said}" for said in failovers]
     return "\n".join(lines)
 
 
