@@ -11,6 +11,7 @@ import typer
 
 from cli.output import Exit, cell, emit_json, emit_table, fail, say
 from cli.progress import bars
+from fluidpd.shares import percent
 
 if TYPE_CHECKING:
     from fluidpd.simulator.advise import Advice, Gain, Half
@@ -80,10 +81,10 @@ def split_rows(found: Advice) -> list[dict[str, Any]]:
     return [
         {
             "static_split": f"{p}P:{found.workers - p}D",
-            "first_half": f"{first.attainment:.1%}",
-            "second_half": f"{second.attainment:.1%}",
+            "first_half": percent(first.attainment),
+            "second_half": percent(second.attainment),
             "ttft_p99_s": second.ttft_p99_s,
-            f"with_{found.policy_name}": f"{found.elastic[p].attainment:.1%}",
+            f"with_{found.policy_name}": percent(found.elastic[p].attainment),
             "": note(p) or " ",
         }
         for p, (first, second) in found.splits.items()
@@ -94,7 +95,7 @@ def policy_rows(found: Advice) -> list[dict[str, Any]]:
     def row(name: str, half: Half, gain: Gain) -> dict[str, Any]:
         return {
             "from_the_chosen_split": name,
-            "second_half": f"{half.attainment:.1%}",
+            "second_half": percent(half.attainment),
             "gain": said(gain),
             "flips": half.flips,
             "borrowed_tokens": half.borrowed_tokens,
@@ -119,10 +120,10 @@ def words(found: Advice) -> list[str]:
         "no": f"Elasticity does not pay here: it keeps fewer requests than {split} as it stands ({said(found.gain)}).",
         "no difference": f"Elasticity makes no difference that can be told: {said(found.gain)}.",
     }[found.gain.verdict]
-    lines = [f"Split: {split} keeps {best.attainment:.1%} by itself.", pays]
+    lines = [f"Split: {split} keeps {percent(best.attainment)} by itself.", pays]
     if found.hindsight != found.best:
-        after = found.splits[found.hindsight][1].attainment
-        lines.append(f"The trace changed: {found.hindsight}P:{found.workers - found.hindsight}D would have kept {after:.1%}.")
+        after = percent(found.splits[found.hindsight][1].attainment)
+        lines.append(f"The trace changed: {found.hindsight}P:{found.workers - found.hindsight}D would have kept {after}.")
     if found.gain.verdict == "yes":
         lines.append("Settings (policy:): " + ", ".join(f"{name}: {cell(value)}" for name, value in found.settings.items()))
     if found.changed and not found.recommends_tuned:

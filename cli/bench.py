@@ -38,6 +38,9 @@ def table1(
         typer.Option("--adopt", help="take over cells of older code where those with most decisions, run again, are the same"),
     ] = False,
     finished: Annotated[bool, typer.Option("--finished", help="show what is in the cache, compute nothing")] = False,
+    older: Annotated[
+        bool, typer.Option("--older", help="with --finished: cells that only older code has computed too; the page says how many")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="of the generator, where no trace is found")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print the document instead of the tables")] = False,
     write: Annotated[Path | None, typer.Option("--write", help="write the page, and its plots into img/ beside it")] = None,
@@ -57,6 +60,8 @@ def table1(
     from fluidpd.benchmark import plan
     from fluidpd.benchmark.results import Results
 
+    if older and not finished:
+        fail("--older shows what older code found and computes nothing: give it with --finished", Exit.USAGE)
     cells = plan.quick(seed) if quick else plan.full(seed)
     terms = [term for term in only.split(",") if term]
     if terms:
@@ -66,7 +71,7 @@ def table1(
             fail(f"{problem}; check --only", Exit.USAGE)
     folder = cache if cache is not None else Path.home() / ".cache" / "fluidpd" / "bench"
     try:
-        found = bench_run.run_cells(cells, folder, jobs or os.cpu_count() or 1, adopt=adopt, finished=finished)
+        found = bench_run.run_cells(cells, folder, jobs or os.cpu_count() or 1, adopt=adopt, finished=finished, older=older)
     except KeyboardInterrupt:
         fail(f"interrupted; the same command goes on from what is finished in {folder}", Exit.FAILURE)
     results = Results(found)
@@ -77,6 +82,7 @@ def table1(
             "fluidpd bench table1",
             *["--quick"] * quick,
             *["--finished"] * finished,
+            *["--older"] * older,
             *([f"--only '{only}'"] * bool(only)),
             *([f"--seed {seed}"] * (seed != 0)),
         ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import platform
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from cli.bench_run import workload_of
+from cli.bench_run import OLDER, workload_of
 from cli.output import emit_table, say
 from fluidpd.benchmark.bootstrap import BLOCK_S
 from fluidpd.benchmark.cells import Cell, Record, Task
@@ -43,6 +43,11 @@ FLUID = (
     "Fluid bound: what no policy can carry, whatever its splits, lending and batching. Per set of windows of 5 s, the seconds of "
     "prefill and of decode at their cheapest batching must not be more than all workers have, after the requests that cost most "
     "there were left out; it knows beforehand what comes and how long every answer becomes, moves nothing, and waits for nothing."
+)
+IDEAL_FLEET = (
+    "Ideal fleet: workers change sides in no time and lend what room their steps have left; prompts are served in order of "
+    "arrival as if by one machine, which skips those it can no longer have in time; all generations run at one pace, the best of "
+    "three. No proof: a fleet that made the pace fit the hour, or turned the longest requests away in time, could do better."
 )
 HINDSIGHT = (
     f"Schedule in hindsight: the split of each of {STRETCHES} equal parts of the time, found by trying one worker more or less, "
@@ -151,8 +156,8 @@ def _factors(r: Results, bed: str) -> list[dict[str, object]]:
         found = [r.factor(bed, workload, label, share) for share in GOODPUT_SHARES]
         return None if None in found else " / ".join("none" if f == 0 else f"{f:.2f}" for f in found)
 
-    def bound(workload: str) -> str | None:
-        found = [r.factor_bound(bed, workload, share) for share in GOODPUT_SHARES]
+    def bound(workload: str, of: Callable[[str, str, float], float | None]) -> str | None:
+        found = [of(bed, workload, share) for share in GOODPUT_SHARES]
         return None if None in found else " / ".join(f"{f:.2f}" for f in found)
 
     names = r.workloads(bed, Task.GOODPUT)
@@ -163,9 +168,11 @@ def _factors(r: Results, bed: str) -> list[dict[str, object]]:
     if any(starts.values()):
         rows.append({"policy": f"{r.full}, begun at the best static split", **starts})
     schedules = {w: f"- / {f:.2f}" for w in names if (f := r.schedule_factor(bed, w, 0.90)) is not None}
-    bounds = {w: bound(w) for w in names}
     rows += [{"policy": "schedule in hindsight", **schedules}] if schedules else []
-    return [*rows, {"policy": "fluid bound", **bounds}] if any(bounds.values()) else rows
+    for label, of in (("ideal fleet", r.ideal_factor), ("fluid bound", r.factor_bound)):
+        bounds = {w: bound(w, of) for w in names}
+        rows += [{"policy": label, **bounds}] if any(bounds.values()) else []
+    return rows
 
 
 def _begun_at_best(r: Results, bed: str, workload: str) -> str | None:
@@ -195,6 +202,12 @@ def row_of(label: str, record: Record) -> dict[str, object]:
 # ---------------------------------------------------------------- Markdown
 
 
+def _of_older_code(r: Results) -> str:
+    """How much of the page the code it is made with has not computed itself."""
+    many = sum(OLDER in record for record in r.found.values())
+    return f" {many} of the {len(r.found)} cells were computed by older code and have not been run again since." if many else ""
+
+
 def page(command: str, r: Results, plots: Sequence[tuple[str, str]]) -> str:
     """docs/benchmark.md; `plots` are (file beside it, what it shows)."""
     text = [
@@ -205,7 +218,7 @@ def page(command: str, r: Results, plots: Sequence[tuple[str, str]]) -> str:
         "",
         f"    {command}",
         "",
-        f"Made with {versions()}.",
+        f"Made with {versions()}.{_of_older_code(r)}",
         "",
         "## How it is judged",
         "",
@@ -215,6 +228,7 @@ def page(command: str, r: Results, plots: Sequence[tuple[str, str]]) -> str:
         f"- Intervals: 95 %, from a circular block bootstrap over time (blocks of {BLOCK_S:g} s): a trace has no seed variance.",
         f"- Goodput: the highest factor on the arrivals with at least 99 % (90 %) of requests good, in steps of {STEP - 1:.0%}.",
         *textwrap.wrap(f"- GPU-seconds wasted: {WASTED}.", 130, subsequent_indent="  "),
+        "- A dash is a cell that was not run. Those of elastic policies in overload take longest, and testbeds may be left out.",
         "- Every elastic policy begins at 2P:6D. Best static split means best in hindsight, which nobody has. A search runs the",
         "  same requests faster: at x9, 8 minutes of them take 53 s. So the full policy is also begun at the best static split.",
         "",
@@ -254,10 +268,9 @@ def page(command: str, r: Results, plots: Sequence[tuple[str, str]]) -> str:
     for bed in r.testbeds(Task.GOODPUT):
         text += [f"## Goodput on testbed {bed}: load factor at >= 99 % / >= 90 % (simulated)", ""]
         text += [*_markdown(_factors(r, bed), ("policy", *r.workloads(bed, Task.GOODPUT))), ""]
-        if any(r.factor_bound(bed, w, GOODPUT_SHARES[0]) is not None for w in r.workloads(bed, Task.GOODPUT)):
-            text += [*textwrap.wrap(FLUID, 130), ""]
-        if any(r.schedule_factor(bed, w, 0.90) is not None for w in r.workloads(bed, Task.GOODPUT)):
-            text += [*textwrap.wrap(HINDSIGHT, 130), ""]
+        for of, says in ((r.schedule_factor, HINDSIGHT), (r.ideal_factor, IDEAL_FLEET), (r.factor_bound, FLUID)):
+            if any(of(bed, w, 0.90) is not None for w in r.workloads(bed, Task.GOODPUT)):
+                text += [*textwrap.wrap(says, 130), ""]
     return "\n".join(text).rstrip() + "\n"
 
 

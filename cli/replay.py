@@ -94,6 +94,8 @@ def database_of(source: str | None) -> str | None:
                 Exit.USAGE,
             )
         return source
+    if Path(source).suffix in (".db", ".sqlite", ".sqlite3") and not Path(source).is_file():
+        fail(f"there is no database {source}: check --from", Exit.USAGE)
     try:
         with Path(source).open("rb") as file:
             is_sqlite = file.read(16) == b"SQLite format 3\0"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cli.judged import said, with_settings
 from cli.output import Exit, emit_json, emit_table, fail, moment, say, span
 from cli.progress import bars
+from fluidpd.shares import percent
 
 if TYPE_CHECKING:
     from controller.store.queries import Queries
@@ -177,10 +178,10 @@ async def _show(
         say(f"fluidpd: {note}")
     print(f"record: {moment(first)} to {moment(last)}, {found.judged} snapshots, {found.gaps} restarts or gaps")
     alike = found.as_recorded / found.judged
-    print(f"then:   {a.name}, as the settings stood; judged again it says what was recorded in {alike:.1%}")
+    print(f"then:   {a.name}, as the settings stood; judged again it says what was recorded in {percent(alike)}")
     print(f"now:    {b.name}{': ' + changed if (changed := said(a.policy, b.policy)) else ''}")
     if attained is not None:
-        print(f"users:  {attained[0] / attained[1]:.2%} of {attained[1]:.0f} requests met both targets, as recorded")
+        print(f"users:  {percent(attained[0] / attained[1])} of {attained[1]:.0f} requests met both targets, as recorded")
     print()
     emit_table(totals(found), ("side", "flips_decided", "flip_wishes", "lending_s", "lent_worker_s", "reasons"))
     print()
@@ -199,8 +200,9 @@ def _show_differences(found: Rejudge, limit: int) -> None:
         print(f"First different act: {moment(found.first_act.since)}.")
         share, other = found.differing.share, found.calm.share
         if share is not None:
-            rest = "" if other is None else f" (elsewhere {other:.1%})"
-            print(f"Of the prompts seen waiting in those seconds, {share:.1%} were predicted to miss their first token{rest}.")
+            rest = "" if other is None else f" (elsewhere {percent(other)})"
+            late = f"{percent(share)} were predicted to miss their first token{rest}"
+            print(f"Of the prompts seen waiting in those seconds, {late}.")
     acting = [d for d in found.differences if d.is_act] or found.differences
     emit_table(
         [_line(d) for d in acting[:limit]],

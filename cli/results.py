@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cli.output import emit_table
+from fluidpd.shares import percent
 from fluidpd.simulator.report import RunSummary
 
 COLUMNS = (
@@ -51,7 +52,7 @@ def row_of(s: RunSummary) -> dict[str, object]:
     return {
         "policy": s.policy,
         "requests": s.requests,
-        "joint_attainment": f"{s.joint_attainment:.1%}",
+        "joint_attainment": percent(s.joint_attainment),
         "ttft_p50_s": seconds(s.ttft_p50_s),
         "ttft_p99_s": seconds(s.ttft_p99_s),
         "tbt_p50_ms": millis(s.tbt_p50_s),

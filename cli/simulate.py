@@ -84,6 +84,8 @@ def simulate(
         wanted = _from_file(scenario, budget)
     else:
         names = tuple(p for p in policy.split(",") if p)
+        if not names:
+            fail(f"--policy names none: choose from {', '.join(policies.POLICIES)}", Exit.USAGE)
         for name in names:
             if name not in policies.POLICIES:
                 fail(f"no policy {name!r}: choose from {', '.join(policies.POLICIES)}", Exit.USAGE)

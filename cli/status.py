@@ -13,6 +13,7 @@ import typer
 
 from cli.client import DEFAULT_SERVER, ServerOption, TimeoutOption, reaching
 from cli.output import ABSENT, Exit, Format, OutputOption, cell, emit_json, emit_table, fail, moment, say, span
+from fluidpd.shares import percent
 
 STATUS_OLD_S = 5.0  # the controller rewrites its status every second
 
@@ -99,8 +100,8 @@ def attainment(seen: Mapping[str, Any]) -> str:
     if total <= 0:
         return "no request yet"
     share = good / total
-    verdict = "" if objective is None else f", objective {objective:.1%}: {'met' if share >= objective else 'MISSED'}"
-    return f"{share:.1%} of {total:.0f} requests inside both SLOs{verdict}"
+    verdict = "" if objective is None else f", objective {percent(objective)}: {'met' if share >= objective else 'MISSED'}"
+    return f"{percent(share)} of {total:.0f} requests inside both SLOs{verdict}"
 
 
 def numbers(values: Any) -> str:

@@ -46,7 +46,7 @@ def load_workload(spec: str, *, minutes: float, rate: float, seed: int) -> Workl
     """The busiest `minutes` of each part of `spec`, joined. Exits with a sentence if a part cannot be read."""
     parts = [part for part in spec.split(",") if part]
     if not parts:
-        fail("--trace names nothing: give a file or a name, such as azure2023_code", Exit.USAGE)
+        fail("no trace is named: give a file or a name, such as azure2023_code", Exit.USAGE)
     found = [_part(part, minutes, rate, seed) for part in parts]
     return found[0] if len(found) == 1 else concatenated(found)
 
@@ -64,11 +64,11 @@ def _part(spec: str, minutes: float, rate: float, seed: int) -> Workload:
             elif key == "cap":
                 cap = int(value)
             else:
-                fail(f"--trace {spec}: no option {key!r}: there are rate=, minutes= and cap=", Exit.USAGE)
+                fail(f"trace {spec}: no option {key!r}: there are rate=, minutes= and cap=", Exit.USAGE)
         except ValueError:
-            fail(f"--trace {spec}: {key} takes a number, not {value!r}", Exit.USAGE)
+            fail(f"trace {spec}: {key} takes a number, not {value!r}", Exit.USAGE)
     if not (0 < rate <= 1000 and 0 < minutes <= 100_000 and (cap is None or cap > 0)):
-        fail(f"--trace {spec}: rate, minutes and cap must be above 0", Exit.USAGE)
+        fail(f"trace {spec}: rate, minutes and cap must be above 0", Exit.USAGE)
     return cut_workload(name, minutes, rate, cap, seed)
 
 
@@ -82,8 +82,10 @@ def find_workload(name: str, seed: int) -> Workload:
     path = Path(name)
     if path.suffix in (".csv", ".gz", ".jsonl"):
         if not path.is_file():
-            fail(f"there is no trace file {name}: check --trace, or give a name such as azure2023_code", Exit.USAGE)
+            fail(f"there is no trace file {name}: check the path, or give a name such as azure2023_code", Exit.USAGE)
         return _read(path, path.name.split(".")[0], generated_set=False)
+    if path.is_file() or len(path.parts) > 1:
+        fail(f"{name} is not a trace: a trace file ends in .csv, .csv.gz or .jsonl", Exit.USAGE)
     for folder in _folders():
         for candidate in (folder / f"{name}.csv.gz", folder / "generated" / f"{name}.csv.gz", folder / f"{name}.csv"):
             if candidate.is_file():
@@ -113,6 +115,8 @@ def _read(path: Path, name: str, *, generated_set: bool) -> Workload:
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+        if not text.strip():
+            fail(f"{path} is empty: a trace begins with the line arrival_s,prompt_tokens,output_tokens", Exit.USAGE)
         if ".jsonl" in path.suffixes:
             return parse_mooncake(name, text)
         return parse_csv(name, text, generated=generated_set)

@@ -69,7 +69,7 @@ class Guardrails:
         if site is not None and site not in ("same-origin", "none"):
             raise _Refused(403, "cross_site", "A page of another site may not act here.")
         origin = headers.get("origin")
-        if site is None and origin is not None and _name(urlsplit(origin).netloc) != host:
+        if site is None and origin is not None and _name_in(origin) != host:
             raise _Refused(403, "cross_site", "A page of another origin may not act here.")
         kind = headers.get("content-type", "")
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
@@ -99,6 +99,14 @@ def _name(host: str) -> str:
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+
+
+def _name_in(origin: str) -> str | None:
+    """The host of an Origin header; None, and so nobody's, where it cannot be read."""
+    try:
+        return _name(urlsplit(origin).netloc)
+    except ValueError:
+        return None
 
 
 def _add_headers(message: Message) -> None:

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.base import BaseTrigger
 
+from controller.grafana import EVERY_S as ANNOTATE_EVERY_S
+from controller.grafana import Grafana
 from controller.routes.bodies import to_json
 from controller.security.sessions import Sweep
 from controller.settings import RetentionSettings
@@ -64,8 +66,9 @@ class Jobs:
         wall: Callable[[], float] = time.time,
         now: Callable[[], float] = time.monotonic,
         sweep: Sweep | None = None,
+        grafana: Grafana | None = None,
     ) -> None:
-        self._sweep = sweep
+        self._sweep, self._grafana = sweep, grafana
         self._controller, self._store, self._hub, self._retention, self._wall = controller, store, hub, retention, wall
         self._now, self._began = now, (wall(), now())
         # The event loop's own wakeups; one instance of each job, and a late one runs once, not many times.
@@ -81,6 +84,7 @@ class Jobs:
             (self.roll_up, ROLL_UP_EVERY_S),
             (self.prune, PRUNE_EVERY_S),
             *(((self._sweep.end_sessions, SESSIONS_EVERY_S), (self._sweep.forget_logins, PRUNE_EVERY_S)) if self._sweep else ()),
+            *(((self._grafana.push, ANNOTATE_EVERY_S),) if self._grafana is not None else ()),
         ):
             self._scheduler.add_job(_guarded(job), Every(every_s), id=job.__name__)
         self._scheduler.start()

@@ -25,8 +25,9 @@ from controller.rates import sample_hz
 from controller.registry import Registry, Worker
 from controller.routes.access import scoped
 from controller.security.link_gate import RECHECK_S, Admitted, LinkGate
+from controller.settings import ControllerSettings
 from fluidpd.command import PhaseReport, Receipt
-from fluidpd.names import Answer, Mode, Role
+from fluidpd.names import Answer, Role
 from fluidpd.signing import NotProven, Seal
 from fluidpd.telemetry import PROTOCOL, Hello, NotLeading, Refused, Sample, Welcome
 
@@ -94,7 +95,7 @@ class Reception:
         dispatcher: Dispatcher,
         leadership: Leadership,
         clock: Clock,
-        mode: Mode,
+        settings: ControllerSettings,
         gate: LinkGate,
     ) -> None:
         self._registry = registry
@@ -102,7 +103,7 @@ class Reception:
         self._dispatcher = dispatcher
         self._leadership = leadership
         self._clock = clock
-        self._mode = mode
+        self._settings = settings
         self.gate = gate
         self.counts: Counter[str] = Counter()
 
@@ -119,7 +120,16 @@ class Reception:
         await self._dispatcher.greeted(w, hello)
 
     def _welcome(self, w: Worker, connection: Connection, hz: float) -> None:
-        welcome = Welcome(incarnation=w.incarnation, epoch=self._leadership.epoch, sample_hz=hz, mode=self._mode)
+        assert w.hello is not None
+        slo = self._settings.slo_of(self._settings.model_name(w.hello.model))
+        welcome = Welcome(
+            incarnation=w.incarnation,
+            epoch=self._leadership.epoch,
+            sample_hz=hz,
+            mode=self._settings.mode,
+            ttft_slo_s=slo.ttft_s,
+            tbt_slo_s=slo.tbt_s,
+        )
         if connection.send(welcome.model_dump_json()):
             w.asked_hz = hz
 

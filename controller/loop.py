@@ -37,7 +37,7 @@ from controller.settings import ControllerSettings
 from controller.store.engine import StoreUnavailable
 from controller.ticks import TickStats
 from controller.version import VERSION
-from controller.views import attention, banner, numbers, targets, thresholds, worker_view
+from controller.views import attention, banner, emptied, numbers, targets, thresholds, worker_view
 from fluidpd.command import Fence, orders_for
 from fluidpd.cost import CostModel
 from fluidpd.decision import Decision, Refusal
@@ -106,7 +106,7 @@ class Controller:
             self.dispatcher,
             self.leadership,
             clock,
-            settings.mode,
+            settings,
             LinkGate(settings.security, book),
         )
         self.leadership.on_epoch = self._lead_with
@@ -316,7 +316,7 @@ class Controller:
             await self._follow_pause_everywhere()
         self.registry.forget_silent(now_s)
         self.reception.pace()
-        self.slo_counts.look(readings_of(self.registry, now_s, self._settings.identity.model), now_s)
+        self.slo_counts.look(readings_of(self.registry, now_s, self._settings.model_name), now_s)
         if self.registry.changes:
             self._membership_wanted.set()
         try:
@@ -439,6 +439,7 @@ class Controller:
                 self._store.trouble or self._store.low,
                 self._routing.trouble,
                 self._pool_trouble(now_s),
+                emptied(d, self.registry, self.collector.pin),
                 quarantined=quarantined,
             ),
             attention=attention(self.registry),
@@ -479,6 +480,7 @@ class Controller:
                     self._last.indices,
                     self.moves.of_worker(w.name),
                     lending=self._grants.lends(w.name),
+                    stuck_transfers=self.registry.stuck_transfers(w, now_s),
                     grant_refused=self._grants.refused.get(w.name, ""),
                     routed_as=routed_as,
                 )

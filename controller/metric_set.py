@@ -183,6 +183,7 @@ OF_EACH_WORKER = (
     _of_worker(
         "transition_age_seconds", "How long ago its open role move began; absent without one.", "the moves", phase=tuple(Phase)
     ),
+    _of_worker("stuck_transfers", "Requests there that wait for KV which does not come.", "the registry"),
     _of_worker("plugin_armed", "1 while the plugin in its engine is armed, 0 if disarmed or missing.", "its hello"),
     _of_worker("flippable", "1 if its engine may change roles.", "its hello and its neighbours'"),
     _of_worker("exposed", "Ways in which a worker stands open to anybody: its switch, its sidecar.", "its hello"),

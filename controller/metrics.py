@@ -203,6 +203,7 @@ def _worker(fleet: Sheet, sheet: Sheet, view: Mapping[str, Any], now_wall_s: flo
     sheet.set("fluidpd_worker_exposed", len(view.get("exposed") or ()), worker=name)
     sheet.set("fluidpd_worker_kv_usage_ratio", view.get("kv_share"), worker=name)
     sheet.set("fluidpd_worker_slack_seconds", view.get("slack_s"), worker=name, slo="tbt")
+    sheet.set("fluidpd_worker_stuck_transfers", view.get("stuck_transfers"), worker=name)
     if (move := view.get("move")) is not None:
         began_s = move["started_wall_s"]
         sheet.set("fluidpd_worker_transition_age_seconds", max(0.0, now_wall_s - began_s), worker=name, phase=str(move["phase"]))

@@ -31,6 +31,7 @@ from controller.store.writes import Store
 from controller.succession import Succession
 from controller.tracing import tracing_of
 from fluidpd.cost import CostModel, parse_cost_table
+from fluidpd.http_head import BoundedHead
 
 TABLE = "h100_h200.json"
 GARBAGE = 50_000  # objects more than before, until the youngest are looked at
@@ -117,6 +118,7 @@ async def _serve_http(
 ) -> None:
     config = uvicorn.Config(
         succession,
+        http=BoundedHead,
         log_config=None,
         access_log=False,
         server_header=False,

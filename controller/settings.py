@@ -185,7 +185,9 @@ class RetentionSettings(_Section):
     minutes_days: float = Field(default=14.0, gt=0, le=3650)
     five_minutes_days: float = Field(default=60.0, gt=0, le=3650)
     hours_days: float = Field(default=400.0, gt=0, le=3650)
-    records_days: float = Field(default=400.0, gt=0, le=3650, description="decisions, commands, ended moves, audit")
+    records_days: float = Field(
+        default=400.0, gt=0, le=3650, description="decisions, commands, ended moves, audit, workers that left"
+    )
 
     @property
     def days(self) -> dict[str, float]:
@@ -209,6 +211,29 @@ class TracingSettings(_Section):
     timeout_s: float = Field(default=5.0, gt=0, le=60, description="longest wait for the collector; nothing else waits for it")
 
 
+class GrafanaSettings(_Section):
+    url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s@]+$",
+        max_length=300,
+        description="its address: moves that ended are written there as annotations; none: nothing is written",
+    )
+    token_file: str | None = Field(
+        default=None, min_length=1, description="holds the token of a service account that may write annotations"
+    )
+    dashboard_uid: str | None = Field(
+        default=None,
+        pattern=r"^[-\w]{1,40}$",
+        description="only on this dashboard; none: wherever annotations with the tag are shown",
+    )
+
+    @model_validator(mode="after")
+    def _together(self) -> GrafanaSettings:
+        if (self.url is None) != (self.token_file is None):
+            raise ValueError("url and token_file go together: annotations are written with the token of a service account")
+        return self
+
+
 class ControllerSettings(_Section, Sourced):
     mode: Mode = Field(default=Mode.ACTIVE, description="advisory decides and records, and sends nothing")
     server: ServerSettings = Field(default_factory=ServerSettings)
@@ -222,8 +247,17 @@ class ControllerSettings(_Section, Sourced):
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
     slo_models: tuple[ModelSlo, ...] = Field(default=(), max_length=100, description="objectives of single models")
     alerting: AlertingSettings = Field(default_factory=AlertingSettings)
+    grafana: GrafanaSettings = Field(default_factory=GrafanaSettings)
     tracing: TracingSettings = Field(default_factory=TracingSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+
+    def slo_of(self, model: str) -> SloTargets:
+        """Of one model, as its workers name it; what `slo_models` does not say of it is as in `slo`."""
+        return next((m.over(self.slo) for m in self.slo_models if m.name == model), self.slo)
+
+    def model_name(self, said: str) -> str:
+        """As counts and alerts name it, of what a worker said: one that names no model serves the pool's."""
+        return (self.identity.model if said == "default" else said)[:63]
 
     @property
     def unreachable_objectives(self) -> list[str]:
@@ -274,6 +308,7 @@ def load_settings(
     for field in SECRET_FILES:
         _readable(getattr(settings.security, field), f"security.{field}")
     _readable(settings.database.password_file, "database.password_file")
+    _readable(settings.grafana.token_file, "grafana.token_file")
     return settings
 
 

@@ -17,6 +17,7 @@ from fluidpd.burn import SCALES, unreachable
 from fluidpd.slo import SloTargets
 
 _NAME = r"^[a-zA-Z0-9]([-a-zA-Z0-9_.]*[a-zA-Z0-9])?$"
+_MODEL = r"^[a-zA-Z0-9]([-a-zA-Z0-9_./:]*[a-zA-Z0-9])?$"  # meta-llama/Llama-3.3-70B, or what a server calls it
 RUNBOOKS = "https://github.com/fluidpd/fluidpd/blob/main/docs/runbooks"
 
 
@@ -27,9 +28,9 @@ class _Section(BaseModel):
 class ModelSlo(_Section):
     """What one model's objectives differ in; what is not said is as in `slo`."""
 
-    name: str = Field(min_length=1, max_length=63, pattern=_NAME, description="as its workers name it")
-    ttft_s: float | None = Field(default=None, gt=0, le=3600, description="time to first token; its sidecars judge by their own")
-    tbt_s: float | None = Field(default=None, gt=0, le=60, description="token gap; its sidecars judge by their own")
+    name: str = Field(min_length=1, max_length=63, pattern=_MODEL, description="as its workers name it")
+    ttft_s: float | None = Field(default=None, gt=0, le=3600, description="time to first token: its workers judge by it")
+    tbt_s: float | None = Field(default=None, gt=0, le=60, description="token gap: its workers judge by it")
     ttft_objective: float | None = Field(default=None, gt=0, lt=1, description="share of requests that must meet ttft_s")
     tbt_objective: float | None = Field(default=None, gt=0, lt=1, description="share of requests that must meet tbt_s")
     joint_objective: float | None = Field(default=None, gt=0, lt=1, description="share of requests that must meet both")
@@ -63,6 +64,12 @@ class ReceiverSettings(_Section):
     severities: tuple[Literal["page", "ticket", "none"], ...] = Field(
         default=("page", "ticket"), description="what it is told of; an Alertmanager is told of everything"
     )
+    repeat_s: float | None = Field(
+        default=4 * 3600.0,
+        ge=10,
+        le=30 * 86_400,
+        description="what still fires is told again after so long; none: never. Not of an Alertmanager, which has its own",
+    )
     timeout_s: float = Field(default=5.0, gt=0, le=60, description="longest wait for its answer")
 
     @field_validator("url")
@@ -91,6 +98,8 @@ class ReceiverSettings(_Section):
             raise ValueError("Slack's address is a secret: put it into a file and name that in url_file")
         if self.kind is ReceiverKind.PAGERDUTY and self.secret_file is None:
             raise ValueError("pagerduty needs secret_file, which holds the routing key of the service")
+        if self.kind is ReceiverKind.ALERTMANAGER and "repeat_s" in self.model_fields_set:
+            raise ValueError("an Alertmanager hears every minute what fires: set its own repeat_interval, and no repeat_s here")
         return self
 
     def wants(self, severity: str) -> bool:
@@ -126,7 +135,18 @@ class AlertingSettings(_Section):
     dashboard_url: str | None = Field(
         default=None, pattern=r"^https?://\S+$", max_length=300, description="for links in alerts; none: alerts carry no link"
     )
-    runbook_url: str = Field(default=RUNBOOKS, min_length=1, max_length=300, description="folder of the runbooks")
+    grafana_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://\S+$",
+        max_length=300,
+        description="of a Grafana with the dashboards of config/grafana, for links in alerts; none: no such link",
+    )
+    runbook_url: str = Field(
+        default=RUNBOOKS,
+        pattern=r"^https?://\S+$",
+        max_length=300,
+        description="where docs/runbooks can be read by who is paged: a link is this, a slash, and the page's name",
+    )
     queue: int = Field(default=1000, ge=10, le=100_000, description="notices kept for a receiver that does not take them")
     stale_after_s: float = Field(default=30.0, gt=0, le=3600, description="telemetry older than this is an alert")
     stuck_after_s: float = Field(default=300.0, gt=0, le=86_400, description="a role move older than this is an alert")
@@ -168,10 +188,6 @@ SLOS = ("ttft", "tbt", "joint")
 
 def objectives(slo: SloTargets) -> dict[str, float]:
     return {"ttft": slo.ttft_objective, "tbt": slo.tbt_objective, "joint": slo.joint_objective}
-
-
-def targets_of_model(model: str, base: SloTargets, models: tuple[ModelSlo, ...]) -> SloTargets:
-    return next((m.over(base) for m in models if m.name == model), base)
 
 
 def unreachable_said(where: str, slo: SloTargets) -> list[str]:

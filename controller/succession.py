@@ -14,6 +14,7 @@ from typing import Any
 from controller.alerting.engine import Alerting
 from controller.app import create_app
 from controller.clock import Clock
+from controller.grafana import Grafana
 from controller.jobs import Jobs
 from controller.leadership import Leadership
 from controller.loop import Controller
@@ -167,7 +168,19 @@ class Succession:
             await controller.start()
             alerting.start()
             sweep = Sweep(Sessions(self._store), self._book, self._clock.wall) if self._book is not None else None
-            jobs = Jobs(controller, self._store, hub, s.retention, wall=self._clock.wall, now=self._clock.now, sweep=sweep)
+            grafana = Grafana(s.grafana, self._queries, controller.leads, self._clock.wall) if s.grafana.url is not None else None
+            if grafana is not None:
+                opened.push_async_callback(grafana.close)
+            jobs = Jobs(
+                controller,
+                self._store,
+                hub,
+                s.retention,
+                wall=self._clock.wall,
+                now=self._clock.now,
+                sweep=sweep,
+                grafana=grafana,
+            )
             jobs.start()
             opened.push_async_callback(jobs.stop)
             self._answer_with(create_app(s, controller, self._store, self._queries, hub, alerting=alerting, book=self._book), hub)

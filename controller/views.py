@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from controller.registry import Registry, Worker
+from fluidpd.decision import Decision
 from fluidpd.indices import Indices
-from fluidpd.names import PluginState, WorkerState
+from fluidpd.names import PluginState, Reason, WorkerState
 from fluidpd.policy.guards import pair_broken
 from fluidpd.policy.settings import PolicySettings
-from fluidpd.record import TransitionRow
+from fluidpd.record import PinRow, TransitionRow
 from fluidpd.slo import SloTargets
 from fluidpd.telemetry import BOUNDS, value_of
 
@@ -37,6 +38,7 @@ def worker_view(
     move: TransitionRow | None,
     *,
     lending: bool,
+    stuck_transfers: int,
     grant_refused: str,
     routed_as: str | None,
 ) -> dict[str, Any]:
@@ -85,6 +87,7 @@ def worker_view(
         "pool": hello.pool if hello else (w.row.pool if w.row else "default"),
         "node": hello.node if hello else (w.row.node if w.row else ""),
         "clock_skew_s": w.skew_s,
+        "stuck_transfers": stuck_transfers,
         "unknown": list(r.unknown_names()),
         "sources": {name: w.sources[name][:120] for name in BOUNDS if name in w.sources},
         "rejected": {f"{name}:{why}": count for (name, why), count in w.rejected.items()},
@@ -134,6 +137,17 @@ def banner(*troubles: str, quarantined: tuple[str, ...] = ()) -> str:
     if quarantined:
         said.append(f"quarantined, restart the engine of: {', '.join(quarantined)}")
     return "; ".join(said)
+
+
+def emptied(decision: Decision, registry: Registry, pins: Callable[[str], PinRow | None]) -> str:
+    """That nobody serves a role and every worker that could move there is pinned: each by whom, because only people end that."""
+    if decision.reason is not Reason.ROLE_EMPTY_ALL_PINNED:
+        return ""
+    held = [(r.worker, pins(r.worker)) for r in decision.refusals]
+    names = [f"{name} (by {pin.actor}: {pin.reason})" if pin is not None else name for name, pin in held]
+    first = registry.get(held[0][0])
+    role = first.role.other if first is not None else "one role"
+    return f"nobody serves {role}, and every worker that could is pinned: unpin {listed(names)}"
 
 
 def attention(registry: Registry) -> tuple[str, ...]:

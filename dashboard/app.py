@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from dashboard import urls
+from dashboard import downloads, urls
 from dashboard.acting import Acting
 from dashboard.assets import Files, load_assets
 from dashboard.controller_client import Controller
@@ -34,6 +34,7 @@ from dashboard.results import Results
 from dashboard.security import Doorman, Forms
 from dashboard.settings import OPEN, DashboardSettings
 from dashboard.steering import Steering
+from dashboard.tables import Table
 from dashboard.urls import Asked
 from fluidpd.record import Scope
 
@@ -110,8 +111,19 @@ class Site:
             return self.unreadable(request, error)
         return HTMLResponse(render(view), status)
 
+    async def download(self, request: Request, wanted: str, make: Callable[[], Awaitable[tuple[Table, ...]]]) -> Response:
+        """One of the tables that `make` reads, as a file."""
+        try:
+            async with self.records.one_moment():
+                found = await make()
+        except StoreUnreadable as error:
+            return PlainTextResponse(f"{error}\n", 503)
+        return downloads.answer(found, request.url.path, request.query_params.get("table", ""), wanted)
+
     async def overview(self, request: Request) -> Response:
         asked = self.asked(request, overview.OWN)
+        if wanted := request.query_params.get("format", ""):
+            return await self.download(request, wanted, lambda: overview.files(self.records, asked))
 
         async def make() -> View:
             around = await self.frame(request, asked, page="overview", title="")
@@ -132,6 +144,8 @@ class Site:
 
     async def slo(self, request: Request) -> Response:
         asked = self.asked(request)
+        if wanted := request.query_params.get("format", ""):
+            return await self.download(request, wanted, lambda: slo.files(self.records, asked))
 
         async def make() -> View:
             around = await self.frame(request, asked, page="slo", title="SLO & alerts", has_time=False)

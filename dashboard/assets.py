@@ -22,6 +22,7 @@ PAGE_FILES = (
     "app.css",
     "views.css",
     "people.css",
+    "print.css",
     "slo.css",
     "keys.js",
     "shell.js",

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from dashboard import places, tables, urls
+from dashboard import downloads, tables, urls
 from dashboard.pages import decision, decisions, drawings, fleet, incident, replay, transition, transitions, worker
 from dashboard.pages.evidence import Evidence
 from dashboard.pages.frame import Frame
@@ -64,15 +64,15 @@ class Explore:
     def routes(self) -> list[BaseRoute]:
         return [
             Route(urls.FLEET, self.fleet),
-            Route(places.WORKER, self.worker),
-            Route(places.WORKER_DATA, self.worker_data),
+            Route(urls.WORKER, self.worker),
+            Route(urls.WORKER_DATA, self.worker_data),
             Route(urls.TRANSITIONS, self.transitions),
-            Route(places.TRANSITION, self.transition),
+            Route(urls.TRANSITION, self.transition),
             Route(urls.DECISIONS, self.decisions),
-            Route(places.DECISION, self.decision),
+            Route(urls.DECISION, self.decision),
             Route(urls.REPLAY, self.replay),
-            Route(places.RESULT, self.replay),
-            Route(places.INCIDENT, self.incident),
+            Route(urls.RESULT, self.replay),
+            Route(urls.INCIDENT, self.incident),
         ]
 
     async def fleet(self, request: Request) -> Response:
@@ -197,26 +197,12 @@ class Explore:
     def _export(self, request: Request, view: View, wanted: str) -> Response:
         name = request.query_params.get("table", "")
         if wanted == "md" and isinstance(view, incident.IncidentPage):
-            return _file(view.markdown.encode(), "text/markdown; charset=utf-8", "incident.md")
-        found = tables_of(view)
-        try:
-            table = tables.find(found, name)
-            body = tables.exported(table, wanted)
-        except KeyError:
-            names, formats = ", ".join(t.name for t in found), ", ".join(tables.FORMATS)
-            return PlainTextResponse(f"This page has the tables {names}, each as {formats}.\n", 404)
-        stem = "-".join(x for x in request.scope["path"].split("/") if x)
-        return _file(body, tables.FORMATS[wanted], f"{stem}-{table.name}.{wanted}")
+            return downloads.file(view.markdown.encode(), "text/markdown; charset=utf-8", "incident.md")
+        return downloads.answer(tables_of(view), request.scope["path"], name, wanted)
 
 
 async def _ready(view: View) -> View:
     return view
-
-
-def _file(body: bytes, kind: str, name: str) -> Response:
-    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[-120:]
-    disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name[-120:], safe='')}"
-    return Response(body, media_type=kind, headers={"Content-Disposition": disposition})
 
 
 def tables_of(view: Any) -> tuple[Table, ...]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
 
 from fluidpd.names import End, Phase, Reason, Rule, Trigger, WorkerState
+from fluidpd.shares import percent
 
 UNKNOWN = "unknown"
 
@@ -137,7 +139,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def share(value: float | None) -> str:
-    return UNKNOWN if value is None or not math.isfinite(value) else f"{value * 100:.1f} %"
+    return UNKNOWN if value is None or not math.isfinite(value) else percent(value)
 
 
 def seconds(value: float | None) -> str:
@@ -218,6 +220,29 @@ def day_clock(wall_s: float) -> str:
 
 def day_minute(wall_s: float) -> str:
     return f"{datetime.fromtimestamp(wall_s, UTC):%m-%d %H:%M}Z"
+
+
+_now_s: ContextVar[float | None] = ContextVar("now_s", default=None)
+
+
+def set_now(wall_s: float) -> None:
+    """Of the request that is being answered: what is of another day is then told with its day."""
+    _now_s.set(wall_s)
+
+
+def when(wall_s: float) -> str:
+    """The time of day, and the day too where it is not today."""
+    return clock(wall_s) if _is_today(wall_s) else day_clock(wall_s)
+
+
+def until(wall_s: float) -> str:
+    """The same to the minute: for what ends."""
+    return minute(wall_s) if _is_today(wall_s) else day_minute(wall_s)
+
+
+def _is_today(wall_s: float) -> bool:
+    now_s = _now_s.get()
+    return now_s is None or datetime.fromtimestamp(wall_s, UTC).date() == datetime.fromtimestamp(now_s, UTC).date()
 
 
 def iso(wall_s: float) -> str:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dashboard import format as fmt
 from dashboard import urls, visitor
 from dashboard.reading import Records, StoreUnreadable
 from dashboard.security import Forms
@@ -48,6 +49,7 @@ class Gate:
         session = known if self.forms.is_one(known) else secrets.token_urlsafe(32)
         scope.setdefault("state", {})["browser"] = session
         visitor.set_current(NOBODY)
+        fmt.set_now(self.records.wall())
         try:
             who = await self._visitor(session)
         except StoreUnreadable as error:
@@ -76,8 +78,7 @@ class Gate:
     def _refuse(self, request: Request) -> Response:
         path = request.url.path
         if path.startswith(_PIECES):
-            shown = urlsplit(request.headers.get("hx-current-url", ""))
-            back = login_url(f"{shown.path}?{shown.query}" if shown.query else shown.path)
+            back = login_url(_path_of(request.headers.get("hx-current-url", "")))
             return PlainTextResponse("Your session is over: log in again.\n", 401, headers={"HX-Redirect": back})
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse(
@@ -103,6 +104,16 @@ def login_url(back: str) -> str:
 
 def own_path(back: str) -> str:
     """Where to go after the login: a page of this dashboard, or the first one."""
+    if not back.startswith("/") or back.startswith(("//", "/\\", urls.LOGIN)) or len(back) >= 2000 or not back.isprintable():
+        return urls.OVERVIEW
     parts = urlsplit(back)
-    plain = back.startswith("/") and not back.startswith(("//", "/\\")) and not parts.netloc and not parts.scheme
-    return back if plain and len(back) < 2000 and back.isprintable() and not back.startswith(urls.LOGIN) else urls.OVERVIEW
+    return urls.OVERVIEW if parts.netloc or parts.scheme else back
+
+
+def _path_of(url: str) -> str:
+    """Path and query of the page that a piece is for; empty where the address cannot be read."""
+    try:
+        shown = urlsplit(url)
+    except ValueError:
+        return ""
+    return f"{shown.path}?{shown.query}" if shown.query else shown.path

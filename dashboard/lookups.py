@@ -6,9 +6,9 @@ Never reads more than a page can show; a page says so where it stopped.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from dashboard.reading import Records, nice_step_s
+from dashboard.reading import Records, finest_kept
 from dashboard.urls import Window
 from fluidpd.names import End
 from fluidpd.record import AuditRow, BasisRow, CommandRow, DecisionRow, SnapshotRow, TransitionRow, WorkerSecond
@@ -114,6 +114,20 @@ def attempts(moves: Iterable[TransitionRow]) -> Mapping[str, int]:
     return numbered
 
 
+def sure_attempts(newest_first: Sequence[TransitionRow], is_all: bool) -> Mapping[str, int]:
+    """The attempts of those whose earlier moves are surely among them. `is_all`: there are no older ones."""
+    if not newest_first:
+        return {}
+    numbered = attempts(newest_first)
+    reaches_s = -math.inf if is_all else newest_first[-1].started_wall_s + ATTEMPTS_REACH_S
+
+    def is_sure(m: TransitionRow) -> bool:
+        same = (x for x in newest_first if (x.worker, x.to_role) == (m.worker, m.to_role) and x.end is End.DONE)
+        return m.started_wall_s >= reaches_s or any(x.started_wall_s < m.started_wall_s for x in same)
+
+    return {m.id: numbered[m.id] for m in newest_first if is_sure(m)}
+
+
 async def commands_of(records: Records, worker: str, window: Window) -> tuple[CommandRow, ...]:
     return await records.shared(
         ("commands", worker, window.key),
@@ -150,13 +164,15 @@ async def basis(records: Records, id: str) -> BasisRow | None:
 
 
 async def history_of(records: Records, worker: str, window: Window) -> tuple[tuple[WorkerSecond, ...], int]:
-    """One worker's seconds, oldest first, and the step they were read at."""
-    step_s = nice_step_s(window.length_s / WORKER_POINTS)
+    """One worker's seconds, oldest first, and the step they were read at. Of a time long ago only roll-ups may be left."""
     since_s, until_s = math.floor(window.since_s), math.ceil(window.until_s)
-    rows = await records.shared(
-        ("worker", worker, window.key), lambda: records.queries.worker_history(since_s, until_s, step_s, worker)
-    )
-    return rows, step_s
+
+    async def read(step_s: int) -> tuple[WorkerSecond, ...]:
+        return await records.shared(
+            ("worker", worker, window.key, step_s), lambda: records.queries.worker_history(since_s, until_s, step_s, worker)
+        )
+
+    return await finest_kept(window.length_s / WORKER_POINTS, window, read)
 
 
 async def steps_of(records: Records, window: Window) -> tuple[tuple[SnapshotRow, ...], int]:

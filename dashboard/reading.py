@@ -220,7 +220,7 @@ class Records:
                 lambda: self.queries.index_history(name, since_s, until_s, step_s),
             )
 
-        return await _finest_kept(window.length_s / points, window, read)
+        return await finest_kept(window.length_s / points, window, read)
 
     def one_moment(self) -> AbstractAsyncContextManager[None]:
         """Around the reads of one page."""
@@ -266,7 +266,7 @@ def nice_step_s(at_least_s: float) -> int:
     return next((s for s in STEPS_S if s >= at_least_s), 86_400)
 
 
-async def _finest_kept(
+async def finest_kept(
     least_s: float, window: Window, read: Callable[[int], Awaitable[tuple[T, ...]]]
 ) -> tuple[tuple[T, ...], int]:
     """What `read` finds at the finest step that fits, or at that of the roll-ups which outlive the seconds."""

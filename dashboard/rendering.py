@@ -24,7 +24,7 @@ class View(Protocol):
 
 def time_element(wall_s: float, text: str | None = None) -> Markup:
     iso = fmt.iso(wall_s)
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, iso, text or fmt.clock(wall_s))
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, iso, text or fmt.when(wall_s))
 
 
 def role_badge(role: str) -> Markup:
@@ -54,6 +54,7 @@ def make_environment() -> Environment:
         pct=percent,
         user=user_text,
         seconds=fmt.seconds,
+        share=fmt.share,
         quantity=fmt.quantity,
         iso=fmt.iso,
         minute=fmt.minute,

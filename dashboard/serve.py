@@ -17,6 +17,7 @@ from controller.store.queries import Queries
 from dashboard.app import create_app
 from dashboard.controller_client import ControllerClient
 from dashboard.settings import OPEN, DashboardSettings
+from fluidpd.http_head import BoundedHead
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ async def serve(settings: DashboardSettings) -> None:
         app = create_app(settings, Queries(engine, settings.scope), client)
         config = uvicorn.Config(
             app,
+            http=BoundedHead,
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -130,8 +130,7 @@ class Steering:
         return await self._page(request, asked, None, Typed("preview", form))
 
     async def audit(self, request: Request) -> Response:
-        plain = self.site.asked(request, audit.OWN)
-        asked = audit.asked_of(plain, request.query_params, self.site.wall())
+        asked = audit.asked_of(request.query_params, self.site.wall())
         wanted = request.query_params.get("format", "")
         if wanted:
             return await self._download(asked, wanted)

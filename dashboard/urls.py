@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 OVERVIEW = "/"
 FLEET, TRANSITIONS, DECISIONS, OVERRIDES = "/fleet", "/transitions", "/decisions", "/overrides"
@@ -25,6 +25,10 @@ LOGIN, LOGOUT = "/login", "/logout"
 PIN, UNPIN, PAUSE, RESUME = "/act/pin", "/act/unpin", "/act/pause", "/act/resume"
 MOVE, CANCEL = "/act/move", "/act/cancel"
 OVERRIDES_NOW, PREVIEW = "/part/overrides/now", "/part/overrides/preview"
+# Pages about one thing, and below them what makes their addresses.
+WORKER, WORKER_DATA = "/worker/{name:path}", "/data/worker/{name:path}"
+TRANSITION, DECISION = "/transition/{id:path}", "/decision/{id:int}"
+RESULT, INCIDENT = "/replay/{file:path}", "/incident"
 
 PRESETS_S: dict[str, int] = {"15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400, "7d": 604_800, "30d": 2_592_000}
 DEFAULT_FROM, NOW = "now-15m", "now"
@@ -34,6 +38,26 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _UNIT_WORDS = {"s": "second", "m": "minute", "h": "hour", "d": "day", "w": "week"}
 _RELATIVE = re.compile(r"now(?:-(\d{1,6})([smhdw]))?")
 _TOKEN = re.compile(r"[a-z0-9-]{0,24}")
+
+
+def worker(name: str) -> str:
+    return f"/worker/{quote(name, safe='')}"
+
+
+def worker_data(name: str) -> str:
+    return f"/data/worker/{quote(name, safe='')}"
+
+
+def transition(id: str) -> str:
+    return f"/transition/{quote(id, safe='')}"
+
+
+def decision(id: int) -> str:
+    return f"/decision/{id}"
+
+
+def result(file: str) -> str:
+    return f"/replay/{quote(file, safe='')}"
 
 
 class NotATime(ValueError):
@@ -68,12 +92,13 @@ class Window:
     problem: str = ""
 
     @classmethod
-    def of(cls, query: Mapping[str, str], now_wall_s: float) -> Window:
-        start, end = query.get("from", "") or DEFAULT_FROM, query.get("to", "") or NOW
+    def of(cls, query: Mapping[str, str], now_wall_s: float, usual: str = DEFAULT_FROM) -> Window:
+        """`usual`: where it begins if the query does not say."""
+        start, end = query.get("from", "") or usual, query.get("to", "") or NOW
         try:
             return cls.between(start, end, now_wall_s)
         except NotATime as error:
-            whole = cls.between(DEFAULT_FROM, NOW, now_wall_s)
+            whole = cls.between(usual, NOW, now_wall_s)
             return cls(whole.start, whole.end, whole.since_s, whole.until_s, f"{error} Shown instead: {whole.words}.")
 
     @classmethod
@@ -94,10 +119,6 @@ class Window:
     @property
     def is_live(self) -> bool:
         return self.end == NOW
-
-    @property
-    def is_default(self) -> bool:
-        return self.key == (DEFAULT_FROM, NOW)
 
     @property
     def length_s(self) -> float:
@@ -136,6 +157,7 @@ class Asked:
     tz: str = "utc"
     tab: str = ""
     own: Mapping[str, str] = field(default_factory=dict)  # what one page adds: sort, filter
+    usual: str = DEFAULT_FROM  # where the page's time begins if the URL does not say
 
     @classmethod
     def of(
@@ -143,23 +165,25 @@ class Asked:
         query: Mapping[str, str],
         now_wall_s: float,
         own: tuple[str, ...] = (),
+        usual: str = DEFAULT_FROM,
     ) -> Asked:
         """`own` names further parameters that this page keeps in its URL."""
         role, tz, tab = query.get("role", ""), query.get("tz", ""), query.get("tab", "")
         return cls(
-            window=Window.of(query, now_wall_s),
+            window=Window.of(query, now_wall_s, usual),
             worker=query.get("worker", "")[:300],
             model=query.get("model", "")[:200],
             role=role if role in ("prefill", "decode") else "",
             tz=tz if tz in ZONES else ZONES[0],
             tab=tab if _TOKEN.fullmatch(tab) else "",
             own={name: query[name][:300] for name in own if query.get(name)},
+            usual=usual,
         )
 
     @property
     def state(self) -> dict[str, str]:
         """The parameters that say something: defaults stay out of the URL."""
-        window = {} if self.window.is_default else {"from": self.window.start, "to": self.window.end}
+        window = {} if self.window.key == (self.usual, NOW) else {"from": self.window.start, "to": self.window.end}
         rest = {"worker": self.worker, "model": self.model, "role": self.role, "tab": self.tab}
         zone = {} if self.tz == ZONES[0] else {"tz": self.tz}
         return {**window, **{k: v for k, v in rest.items() if v}, **zone, **self.own}

@@ -118,7 +118,8 @@ class Hello(WireModel):
 
 
 class Welcome(WireModel):
-    """The controller's answer: the incarnation it issued, the rate it wants, its leadership epoch."""
+    """The controller's answer: the incarnation it issued, the rate it wants, its leadership epoch, and what requests of this
+    worker's model are judged by. None: an older controller, which leaves that to the sidecar's own settings."""
 
     type: Literal["welcome"] = "welcome"
     protocol: int = PROTOCOL
@@ -126,6 +127,8 @@ class Welcome(WireModel):
     epoch: int
     sample_hz: float
     mode: Mode
+    ttft_slo_s: float | None = Field(default=None, gt=0, le=3600)
+    tbt_slo_s: float | None = Field(default=None, gt=0, le=60)
 
 
 class Refused(WireModel):

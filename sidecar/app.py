@@ -10,7 +10,7 @@ import contextlib
 import logging
 import uuid
 from collections import Counter
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +24,7 @@ from fluidpd.telemetry import Hello, Welcome
 from sidecar.bandwidth import TokenBucket
 from sidecar.clock import Clock
 from sidecar.driver import Driver
+from sidecar.engines.exposition import Series
 from sidecar.engines.page_reader import PageReader
 from sidecar.engines.plugin_socket import PluginSocket
 from sidecar.engines.sglang import SglangEngine
@@ -72,6 +73,7 @@ class Sidecar:
         self._started_s = self.clock.now()
         self._tasks: list[asyncio.Task[None]] = []
         self._hz = settings.sample_hz
+        self._slo = settings.slo  # until a controller says what this model's requests are judged by
 
         self._engine_http = httpx.AsyncClient(base_url=settings.worker_url, trust_env=False)
         tls = client_context(settings)
@@ -92,7 +94,7 @@ class Sidecar:
             timeout_s=settings.engine_timeout_s,
             switch_timeout_s=settings.limits.switch_s,
             graph_memory_gb=settings.decode_cuda_graph_memory_gb,
-            judge=partial(slo_counts, targets=settings.slo, snap=settings.slo_snap_to_bucket),
+            judge=self._judge,
             also=SLO_SERIES,
         )
         self.gpu = Nvml(settings.gpu_index)
@@ -342,7 +344,10 @@ class Sidecar:
     # ------------------------------------------------------------ how the parts tell each other
 
     def _plugin_welcome(self) -> PluginWelcome:
-        return PluginWelcome(sample_hz=self._hz, ttft_slo_s=self.settings.slo.ttft_s, tbt_slo_s=self.settings.slo.tbt_s)
+        return PluginWelcome(sample_hz=self._hz, ttft_slo_s=self._slo.ttft_s, tbt_slo_s=self._slo.tbt_s)
+
+    def _judge(self, series: Mapping[str, Sequence[Series]]) -> tuple[dict[str, float], tuple[str, ...]]:
+        return slo_counts(series, self._slo, snap=self.settings.slo_snap_to_bucket)
 
     def _plugin_came(self, hello: PluginHello) -> None:
         if hello.boot != self._plugin_boot:
@@ -374,9 +379,15 @@ class Sidecar:
             self._role_seen(role)
 
     def _welcomed(self, welcome: Welcome) -> None:
-        if welcome.sample_hz != self._hz:
-            self._hz = self.sampler.rate_hz = welcome.sample_hz
-            self.plugin.welcome_again()
+        told = {"ttft_s": welcome.ttft_slo_s, "tbt_s": welcome.tbt_slo_s}
+        slo = self._slo.model_copy(update={name: seconds for name, seconds in told.items() if seconds is not None})
+        if (welcome.sample_hz, slo) == (self._hz, self._slo):
+            return
+        if slo != self._slo:
+            log.info("requests are judged by the controller's targets: first token %g s, token gap %g s", slo.ttft_s, slo.tbt_s)
+        self._hz = self.sampler.rate_hz = welcome.sample_hz
+        self._slo, self.sampler.tbt_slo_s = slo, slo.tbt_s
+        self.plugin.welcome_again()
 
     def _mark_not_flippable(self, why: str) -> None:
         self.not_flippable_why = why or "the engine refuses the role switch"

@@ -91,7 +91,7 @@ class Sampler:
         self._send = send
         self._role_seen = role_seen
         self._not_flippable_why = not_flippable_why
-        self._tbt_slo_s = tbt_slo_s
+        self.tbt_slo_s = tbt_slo_s
         self._plugin_silent_s = plugin_silent_s
         self._cross_check_s = cross_check_s
         self._sent: Sample | None = None
@@ -187,7 +187,7 @@ class Sampler:
             self._role_seen(role)
         # The sender keeps the rate; this only keeps a plugin that does not from flooding the controller.
         due = self._clock.now() - self._sent_at_s >= 0.5 / self.rate_hz
-        if due or is_jump(self._sent, sample, self._tbt_slo_s):
+        if due or is_jump(self._sent, sample, self.tbt_slo_s):
             self.seq += 1
             self._sent, self._sent_at_s = sample, self._clock.now()
             self._send(sample)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvicorn
 
+from fluidpd.http_head import BoundedHead
 from sidecar.app import Sidecar
 from sidecar.engines.plugin_socket import SocketTrouble
 from sidecar.journal import JournalDamaged, JournalInUse
@@ -64,6 +65,7 @@ async def serve(settings: SidecarSettings, *, stop: asyncio.Event | None = None,
         raise
     config = uvicorn.Config(
         create_app(sidecar),
+        http=BoundedHead,
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -5,7 +5,7 @@ Never judges a request, and never takes what a worker had counted before anybody
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from controller.registry import Registry
@@ -36,7 +36,8 @@ class Reading:
     counted: Mapping[str, float]
 
 
-def readings_of(registry: Registry, now_s: float, default_model: str) -> list[Reading]:
+def readings_of(registry: Registry, now_s: float, model_name: Callable[[str], str]) -> list[Reading]:
+    """`model_name`: as counts name a model, of what its worker said."""
     found = []
     for w in registry:
         state = registry.state(w, now_s)
@@ -45,7 +46,7 @@ def readings_of(registry: Registry, now_s: float, default_model: str) -> list[Re
             Reading(
                 worker=w.name,
                 boot=w.engine_start,
-                model=(default_model if model == "default" else model)[:63],
+                model=model_name(model),
                 owns=w.role is Role.DECODE and state not in (WorkerState.LOST, WorkerState.QUARANTINED, WorkerState.GONE),
                 heard=state in _HEARD and w.received_s is not None,
                 warming=state is WorkerState.WARMING,
@@ -111,7 +112,9 @@ class SloCounts:
             now = [reading.counted[name] for name in names]
             if mark.boot == reading.boot and any(b is None for b in before):
                 continue  # it tells for the first time: what it has is a beginning
-            restarted = mark.boot != reading.boot or any(n < b for n, b in zip(now, before, strict=True) if b is not None)
+            restarted = mark.boot != reading.boot or now[0] < (before[0] or 0.0)
+            if not restarted and now[1] < (before[1] or 0.0):
+                continue  # the histogram is read at another bound: the target is another one from here on
             total, good = now if restarted else [n - (b or 0.0) for n, b in zip(now, before, strict=True)]
             if total > 0:
                 self._add((reading.model, slo), Counts(good=min(good, total), total=total))

@@ -20,7 +20,7 @@ from controller.receivers.news import News
 from controller.receivers.receiver import Receiver
 from controller.receivers.sending import Sending
 from controller.settings import ControllerSettings
-from controller.settings_alerting import SLOS, objectives, targets_of_model
+from controller.settings_alerting import SLOS, objectives
 from controller.store.alert_queries import Counts, Notice, SloKey, Terms
 from controller.store.alerting import AlertStore
 from controller.store.engine import StoreUnavailable
@@ -196,7 +196,7 @@ class Alerting:
 
     def _terms(self, key: SloKey) -> Terms:
         model, slo = key
-        targets = targets_of_model(model, self.settings.slo, self.settings.slo_models)
+        targets = self.settings.slo_of(model)
         target_s = {"ttft": targets.ttft_s, "tbt": targets.tbt_s}.get(slo)
         return Terms(objectives(targets)[slo], target_s, self.scale, self._counts.basis(model, slo))
 
@@ -221,7 +221,7 @@ class Alerting:
         for (model, slo), track in sorted(self._tracks.items()):
             if slo not in SLOS or track.newest_s is None:
                 continue
-            targets = targets_of_model(model, self.settings.slo, self.settings.slo_models)
+            targets = self.settings.slo_of(model)
             objective = objectives(targets)[slo]
             end_s = math.floor(self.wall() / self.bucket_s) * self.bucket_s
             counts = sums.get((model, slo), Counts())
@@ -243,7 +243,7 @@ class Alerting:
             for state in self.slos:
                 mine = [b for b in state.burns if b.pair.severity == rule.severity.value]
                 burning = tuple(b for b in mine if b.burning)
-                targets = targets_of_model(state.model, self.settings.slo, self.settings.slo_models)
+                targets = self.settings.slo_of(state.model)
                 if burning:
                     found.append(
                         messages.burn_finding(
@@ -318,22 +318,27 @@ class Alerting:
         return not same_state or (not same_texts and abs(now_s - at_s) >= EVALUATE_S)
 
     def _notices(self, alert: Alert, told: Told | None, now_s: float) -> Iterable[Notice]:
-        """What each receiver has to be told: once for a beginning, and of the end whoever was told of the beginning."""
+        """What each receiver has to be told: of a beginning, of what goes on, and of the end whoever was told of either."""
         if alert.started_s is None:
             return
         firing = alert.state.is_firing
         if not firing and told is not Told.RESOLVED:
             return
         muted = any(s.mutes(alert, now_s) for s in self.silences)
+        failing = self.sending.failing()
         for receiver in self.sending.receivers:
             if not receiver.wants(alert.severity):
                 continue
             begun = f"{alert.fingerprint}:{alert.started_s:.3f}:firing:{receiver.name}"
-            event, key = (Told.FIRING, begun) if firing else (Told.RESOLVED, begun.replace(":firing:", ":resolved:"))
-            if firing and (muted or begun in self._told):
-                continue
-            if not firing and begun not in self._told:
-                continue
+            if firing:
+                turn = receiver.turn(now_s - alert.started_s)
+                event, key = Told.FIRING, f"{begun}:{turn}" if turn else begun
+                if muted or key in self._told or (turn and receiver.name in failing):  # it is told once it takes something
+                    continue
+            else:
+                event, key = Told.RESOLVED, begun.replace(":firing:", ":resolved:")
+                if not any(told_of == begun or told_of.startswith(f"{begun}:") for told_of in self._told):
+                    continue
             news = _news(alert, key)
             yield Notice(alert.fingerprint, receiver.name, event, key, news.as_body(), created_s=now_s, next_s=now_s)
 

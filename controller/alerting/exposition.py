@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from controller.alerting.engine import Alerting
 from controller.receivers.sending import OUTCOMES
-from controller.settings_alerting import objectives, targets_of_model
+from controller.settings_alerting import objectives
 from fluidpd.alerts import AlertState, Severity
 
 
@@ -67,7 +67,7 @@ class AlertMetrics(Collector):
             "fluidpd_slo_burn_rate", "How many times faster than allowed the budget is spent.", labels=[*labels, "window"]
         )
         for model, slo in sorted(self._alerting.totals):
-            objective.add_metric([slo, model], objectives(targets_of_model(model, s.slo, s.slo_models))[slo])
+            objective.add_metric([slo, model], objectives(s.slo_of(model))[slo])
         for state in self._alerting.slos:
             if state.budget.left is not None:
                 left.add_metric([state.slo, state.model], state.budget.left)

@@ -6,6 +6,7 @@ Never puts a number, a time or a name of the moment into a label: all of it goes
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from urllib.parse import urlencode
 
@@ -17,6 +18,7 @@ from fluidpd.burn import PERIOD_S, Budget, Burn, exhausted_in_s
 from fluidpd.slo import SloTargets
 
 _BEFORE_S, _AFTER_S = 3600.0, 900.0  # of a link's fixed range, around the alert's beginning
+MOST_TEXT = 4000  # of one annotation: receivers refuse messages that are too large
 _MISSED = {
     "ttft": "wait longer than {ttft_s:g} s for their first token",
     "tbt": "get tokens more than {tbt_ms:g} ms apart",
@@ -37,8 +39,27 @@ def dashboard(path: str, since_s: float, settings: AlertingSettings) -> str:
     """A link with a range that stays what it is, however late somebody opens it."""
     if settings.dashboard_url is None:
         return ""
-    fixed = {"from": f"{(since_s - _BEFORE_S) * 1000:.0f}", "to": f"{(since_s + _AFTER_S) * 1000:.0f}"}
-    return f"{settings.dashboard_url.rstrip('/')}{path}?{urlencode(fixed)}"
+    return f"{settings.dashboard_url.rstrip('/')}{path}?{urlencode(fixed_range(since_s))}"
+
+
+def fixed_range(since_s: float) -> dict[str, str]:
+    return {"from": f"{(since_s - _BEFORE_S) * 1000:.0f}", "to": f"{(since_s + _AFTER_S) * 1000:.0f}"}
+
+
+def grafana(labels: Mapping[str, str], since_s: float, settings: AlertingSettings) -> str:
+    """The same moment on the dashboards of config/grafana."""
+    if settings.grafana_url is None:
+        return ""
+    worker = labels.get("worker")
+    range_ = fixed_range(since_s) | ({"var-worker": worker} if worker else {})
+    board = "fluidpd-workers" if worker else "fluidpd-fleet"
+    return f"{settings.grafana_url.rstrip('/')}/d/{board}?{urlencode(range_)}"
+
+
+def silencing(name: str, labels: Mapping[str, str]) -> str:
+    """What to type so that nobody hears of this one for an hour."""
+    matchers = " ".join(shlex.quote(f"{k}={v}") for k, v in {"alertname": name, **labels}.items())
+    return f'fluidpd alerts silence {matchers} --ttl 1h --reason "..."'
 
 
 def annotated(name: str, found: Finding, since_s: float, settings: AlertingSettings) -> dict[str, str]:
@@ -54,9 +75,11 @@ def annotated(name: str, found: Finding, since_s: float, settings: AlertingSetti
         "first_command": found.first_command,
         "runbook_url": runbook(name, settings),
         "dashboard_url": dashboard(path, since_s, settings),
+        "grafana_url": grafana(found.labels, since_s, settings),
+        "silence_command": silencing(name, found.labels),
         **found.more,
     }
-    return {k: v for k, v in texts.items() if v}
+    return {k: v[:MOST_TEXT] for k, v in texts.items() if v}
 
 
 # ---------------------------------------------------------------- the burning of a budget

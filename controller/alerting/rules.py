@@ -13,7 +13,7 @@ from typing import Any
 from controller.alerting.facts import HOUR_S, Facts
 from controller.settings import ControllerSettings
 from fluidpd.alerts import Rule, Severity
-from fluidpd.names import End
+from fluidpd.names import End, Reason
 
 PREFIX = "FluidPD"
 BURN_PAGE = Rule("FluidPDErrorBudgetBurn", Severity.PAGE)
@@ -22,6 +22,7 @@ BURN_TICKET = Rule("FluidPDErrorBudgetBurn", Severity.TICKET)
 PROMETHEUS_ONLY = ("FluidPDControllerDown", "FluidPDNoLeader")
 _BAD_ENDS = (End.ROLLED_BACK, End.QUARANTINED)
 _FAILED_MOVES = 3
+_MAY_SERVE = ("serving", "slow", "stale", "warming")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,50 @@ def pool_at_minimum(facts: Facts, s: ControllerSettings) -> Iterable[Finding] | 
     return found
 
 
+def role_empty(facts: Facts, s: ControllerSettings) -> Iterable[Finding] | None:
+    if facts.status.reason not in (Reason.ROLE_EMPTY_ALL_PINNED, Reason.ROLE_EMPTY_NO_DONOR):
+        return ()
+    found = []
+    for role in ("prefill", "decode"):
+        if any(w.get("role") == role and w.get("state") in _MAY_SERVE for w in facts.workers):
+            continue
+        held = [p for p in facts.pins if p.role.value != role]
+        pins = [f"{p.worker} ({p.actor}: {p.reason})" for p in held]
+        refused = [f"{r['worker']}: {r['rule']}" for r in facts.status.refusals if r.get("worker")]
+        cause = f"Pinned to the other role: {_listed(pins)}." if pins else "No worker may change to it."
+        found.append(
+            Finding(
+                {"role": role},
+                f"Nobody serves {role}: no request can be answered",
+                f"Every {role} worker is lost or out, and none may move there. Refused: {_listed(refused) or 'nobody is there'}.",
+                0.0,
+                cause=cause,
+                doing=f"It would move a worker at once, and may not. {_doing(facts)}",
+                first_command=f'fluidpd unpin {held[0].worker} --reason "{role} is empty"' if held else "fluidpd workers",
+            )
+        )
+    return found
+
+
+def pair_broken(facts: Facts, s: ControllerSettings) -> Iterable[Finding] | None:
+    dead = sorted(str(w["name"]) for w in facts.workers if w.get("role") == "prefill" and w.get("state") == "lost")
+    waiting = sorted((str(w["name"]), int(w.get("stuck_transfers") or 0)) for w in facts.workers if w.get("stuck_transfers"))
+    if not dead or not waiting:
+        return ()
+    count = sum(n for _, n in waiting)
+    return (
+        Finding(
+            {},
+            f"PD pair broken: {count} requests wait for KV that {_listed(dead)} will not send",
+            f"They wait at {_listed([f'{name} ({n})' for name, n in waiting])}. That is no decode pressure.",
+            float(count),
+            cause=f"Prefill worker {_listed(dead)} was lost while it sent.",
+            doing=_deciding(facts, "It moves no worker from prefill to decode for it."),
+            first_command="fluidpd workers",
+        ),
+    )
+
+
 def role_flapping(facts: Facts, s: ControllerSettings) -> Iterable[Finding] | None:
     if facts.moves is None:
         return None
@@ -264,6 +309,8 @@ RULES: tuple[tuple[Rule, Check], ...] = (
     (Rule("FluidPDTransitionFailing", Severity.TICKET), transition_failing),
     (Rule("FluidPDWorkerUnrecoverable", Severity.TICKET), worker_unrecoverable),
     (Rule("FluidPDPoolAtMinimum", Severity.TICKET, for_s=300), pool_at_minimum),
+    (Rule("FluidPDRoleEmpty", Severity.PAGE, for_s=15), role_empty),
+    (Rule("FluidPDPairBroken", Severity.TICKET), pair_broken),
     (Rule("FluidPDRoleFlapping", Severity.TICKET), role_flapping),
     (Rule("FluidPDAutomationPausedTooLong", Severity.TICKET, keep_s=0), paused_too_long),
     (Rule("FluidPDDatabaseUnavailable", Severity.TICKET, for_s=60), database_unavailable),

@@ -5,6 +5,7 @@ Never opens a connection, and never knows a secret but the routing key that Page
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from typing import Any
 FIRES_ON_S = 240.0  # an Alertmanager that hears nothing more lets an alert end after this
 _NEVER = "0001-01-01T00:00:00Z"
 _PAGERDUTY_SEVERITY = {"page": "critical", "ticket": "warning"}
-_MOST_TEXT = 2900  # of one Slack block
+_MOST_TEXT, _MOST_ADDRESS = 2900, 1400  # of one Slack block, of one link in it
 MOST_SUMMARY = 1024  # PagerDuty's
 
 
@@ -117,7 +118,7 @@ def for_pagerduty(news: News, routing_key: str) -> dict[str, Any]:
         "class": labels.get("alertname", ""),
         "custom_details": {**news.annotations, "labels": dict(labels)},
     }
-    named = (("dashboard_url", "Dashboard"), ("runbook_url", "Runbook"))
+    named = (("dashboard_url", "Dashboard"), ("grafana_url", "Grafana"), ("runbook_url", "Runbook"))
     body["links"] = [{"href": news.annotations[k], "text": text} for k, text in named if news.annotations.get(k)]
     if news.annotations.get("dashboard_url"):
         body["client"], body["client_url"] = "FluidPD", news.annotations["dashboard_url"]
@@ -128,25 +129,59 @@ def for_slack(news: News) -> dict[str, Any]:
     """An incoming webhook's body. `text` is what notifications and old clients show."""
     severity = news.labels.get("severity", "none")
     head = "RESOLVED" if news.is_resolved else severity.upper()
-    a = {k: _escaped(v) for k, v in news.annotations.items()}
-    text = f"[{head}] {_escaped(news.summary)}"
-    shown = (
-        ("description", ""),
-        ("likely_cause", "*Likely cause:* "),
-        ("what_fluidpd_does", "*FluidPD:* "),
-        ("budget_left", "*Budget:* "),
-        ("first_command", "*First:* `"),
-    )
-    lines = [f"{lead}{a[k]}{'`' if lead.endswith('`') else ''}" for k, lead in shown if a.get(k)]
-    links = [f"<{news.annotations[k]}|{t}>" for k, t in (("dashboard_url", "dashboard"), ("runbook_url", "runbook")) if a.get(k)]
-    blocks: list[dict[str, Any]] = [{"type": "section", "text": {"type": "mrkdwn", "text": f"*{text}*"[:_MOST_TEXT]}}]
-    if not news.is_resolved and lines:
-        blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": "\n".join(lines)[:_MOST_TEXT]}})
+    text = f"[{head}] {_fit(news.summary, _MOST_TEXT - 20)}"
+    blocks = [_section(f"*{text}*")]
+    if not news.is_resolved:
+        lines = [_line(news, name) for name in _SHOWN if news.annotations.get(name)]
+        blocks += [_section(part) for part in _packed(lines)]
+    named = (("dashboard_url", "dashboard"), ("grafana_url", "Grafana"), ("runbook_url", "runbook"))
+    links = [f"<{_address(a)}|{t}>" for k, t in named if (a := news.annotations.get(k)) and len(_address(a)) < _MOST_ADDRESS]
     if links:
-        blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " · ".join(links)[:_MOST_TEXT]}]})
-    return {"text": text[:_MOST_TEXT], "blocks": blocks}
+        blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " · ".join(links)}]})
+    return {"text": text, "blocks": blocks}
+
+
+# What a message in a channel shows of the texts, in this order, and what it says before each.
+_SHOWN = {
+    "description": "",
+    "since": "*Since:* ",
+    "likely_cause": "*Likely cause:* ",
+    "what_fluidpd_does": "*FluidPD:* ",
+    "budget_left": "*Budget:* ",
+    "first_command": "*First:* ",
+}
+
+
+def _line(news: News, name: str) -> str:
+    fitted = _fit(news.annotations[name], _MOST_TEXT - 40)
+    return f"{_SHOWN[name]}`{fitted}`" if name == "first_command" else f"{_SHOWN[name]}{fitted}"
+
+
+def _section(text: str) -> dict[str, Any]:
+    return {"type": "section", "text": {"type": "mrkdwn", "text": text}}
+
+
+def _packed(lines: Sequence[str]) -> list[str]:
+    """Lines in as few blocks as they fit into."""
+    found: list[str] = []
+    for line in lines:
+        if found and len(found[-1]) + 1 + len(line) <= _MOST_TEXT:
+            found[-1] += f"\n{line}"
+        else:
+            found.append(line)
+    return found
+
+
+def _fit(text: str, most: int) -> str:
+    """Escaped, and no longer than `most`: cut between characters of the text, never within what stands for one."""
+    whole = _escaped(text)
+    return whole if len(whole) <= most else re.sub(r"&[a-z]{0,3}$", "", whole[: most - 1]) + "…"
 
 
 def _escaped(text: str) -> str:
     """Slack's own three: a worker's name must not become a link or call everybody."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _address(url: str) -> str:
+    return _escaped(url.replace("|", "%7C"))

@@ -37,6 +37,11 @@ class Receiver:
         """Whether what fires must be repeated: an Alertmanager forgets, at a restart and after a while."""
         return self.settings.kind is ReceiverKind.ALERTMANAGER
 
+    def turn(self, fired_s: float) -> int:
+        """How many times what has fired for so long was to be told again. An Alertmanager repeats by itself."""
+        every_s = self.settings.repeat_s
+        return 0 if every_s is None or self.refreshes else max(0, int(fired_s // every_s))
+
     def wants(self, severity: str) -> bool:
         return self.settings.wants(severity)
 

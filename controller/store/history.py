@@ -15,6 +15,7 @@ from controller.store import tables_alerts as alerts
 from controller.store.engine import upsert
 from controller.store.queries import ROLLUP_STEPS_S, merged, scoped, whole, worker_buckets
 from controller.store.writes import Store
+from fluidpd.names import WorkerState
 
 _DAY_S = 86_400
 _SLO_DAYS = 45  # a budget looks back over 30
@@ -69,6 +70,9 @@ async def prune(store: Store, now_wall_s: float, keep_days: Mapping[str, float])
     limit = now_wall_s - keep_days["records"] * _DAY_S
     old.extend((t, t.c.wall_s < limit) for t in (tables.decision, tables.command, tables.audit))
     old.append((tables.transition, tables.transition.c.ended_wall_s < limit))  # open moves never age; phases go with theirs
+    w, pin = tables.worker, tables.pin
+    old.append((w, sa.and_(w.c.state == WorkerState.GONE.value, w.c.seen_wall_s < limit)))  # in an elastic fleet names never end
+    old.append((pin, sa.and_(pin.c.active.is_(False), pin.c.expires_wall_s < limit)))
     old.append((tables.slo_minute, tables.slo_minute.c.minute < whole(limit)))
     minutes = now_wall_s - max(_SLO_DAYS, keep_days["minutes"]) * _DAY_S
     old.append((alerts.slo_bucket, alerts.slo_bucket.c.second < whole(minutes)))

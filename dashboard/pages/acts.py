@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dashboard import format as fmt
-from dashboard import places, tables
+from dashboard import tables, urls
 from dashboard.tables import Cell, Column, Table
 from dashboard.urls import Asked
 from fluidpd.record import AuditRow, CommandRow
@@ -42,12 +42,21 @@ def table(
     return Table(name, caption, ACTS, tuple(_act(r, asked) for r in found), empty="Nobody did anything about it.")
 
 
+def subject_href(r: AuditRow, asked: Asked) -> str:
+    """The page of the worker or move that an act was about; empty where there is none."""
+    if not r.subject:
+        return ""
+    if r.verb == "cancel":
+        return asked.elsewhere(urls.transition(r.subject))
+    return asked.elsewhere(urls.worker(r.subject)) if r.verb in ("pin", "unpin", "move", "grant", "deregister") else ""
+
+
 def _act(r: AuditRow, asked: Asked) -> tuple[Cell, ...]:
-    leads = r.verb in ("pin", "unpin", "move", "grant", "deregister")
+    short = fmt.short_id(r.subject)
     return (
         tables.moment(r.wall_s),
         tables.typed(r.verb),
-        tables.typed(r.subject, href=asked.elsewhere(places.worker(r.subject)) if leads and r.subject else ""),
+        Cell(r.subject, short, "user", title="" if short == r.subject else r.subject, href=subject_href(r, asked)),
         Cell(r.outcome, r.outcome, "user", tone="" if r.outcome == "done" else "warn"),
         tables.typed(r.actor),
         tables.typed(r.source),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dashboard import format as fmt
-from dashboard import places, urls
+from dashboard import urls
 from dashboard.pages.facts import Facts
 from dashboard.urls import Asked
 from fluidpd.names import End, WorkerState
@@ -38,9 +38,16 @@ class Item:
 
 def items(f: Facts, asked: Asked) -> tuple[Item, ...]:
     """Worst first; within a severity as found."""
-    found = [*_workers(f, asked), *_moves(f, asked), *_ending(f, asked), *_notes(f)]
+    found = [*_alerts(f, asked), *_workers(f, asked), *_moves(f, asked), *_ending(f, asked), *_notes(f)]
     order = list(SEVERITIES)
     return tuple(sorted(found, key=lambda item: order.index(item.severity))[:MOST])
+
+
+def _alerts(f: Facts, asked: Asked) -> Iterable[Item]:
+    for alert in f.alerts:
+        text = alert.annotations.get("summary", alert.rule)
+        severity = {"page": "bad", "ticket": "warn"}.get(alert.severity, "note")
+        yield Item(severity, fmt.shortened(fmt.capitalised(text), 150), "See what to do first", asked.elsewhere(urls.SLO), text)
 
 
 def _workers(f: Facts, asked: Asked) -> Iterable[Item]:
@@ -63,7 +70,7 @@ def _age(f: Facts, names: list[str]) -> str:
 
 
 def _first(asked: Asked, names: list[str]) -> str:
-    return asked.elsewhere(places.worker(names[0])) if len(names) == 1 else ""
+    return asked.elsewhere(urls.worker(names[0])) if len(names) == 1 else ""
 
 
 def _moves(f: Facts, asked: Asked) -> Iterable[Item]:
@@ -89,7 +96,7 @@ def _state(workers: Iterable[WorkerRow], name: str) -> WorkerState | None:
 
 
 def _move_href(asked: Asked, move: TransitionRow) -> str:
-    return asked.elsewhere(places.transition(move.id))
+    return asked.elsewhere(urls.transition(move.id))
 
 
 def _ending(f: Facts, asked: Asked) -> Iterable[Item]:

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 
 from dashboard import format as fmt
 from dashboard import urls
+from dashboard.pages.acts import subject_href
 from dashboard.pages.frame import Frame
 from dashboard.reading import Records
-from dashboard.tables import Cell, Column, Table, exported
+from dashboard.tables import FORMATS, Cell, Column, Table, exported
 from dashboard.urls import Asked
 from fluidpd.record import AuditRow
 
@@ -29,8 +30,13 @@ _UNTIL = "expires_wall_s"
 
 @dataclass(frozen=True, slots=True)
 class ActView:
+    """`whole`: the change with nothing cut short, where something is."""
+
     row: AuditRow
+    subject: str
+    href: str  # the page of its worker or move; empty where it has none
     change: str
+    whole: str
     tone: str
 
 
@@ -46,16 +52,13 @@ class AuditPage:
     words: str
     clear_href: str
     older_href: str
-    csv_href: str
-    json_href: str
+    files: tuple[tuple[str, str], ...]
     downloaded: int
 
 
-def asked_of(asked: Asked, query: Mapping[str, str], now_wall_s: float) -> Asked:
+def asked_of(query: Mapping[str, str], now_wall_s: float) -> Asked:
     """A week where the address names no time: an audit of fifteen minutes is nearly always empty."""
-    if query.get("from"):
-        return asked
-    return Asked.of({**query, "from": DEFAULT_FROM}, now_wall_s, OWN)
+    return Asked.of(query, now_wall_s, OWN, DEFAULT_FROM)
 
 
 async def read(records: Records, asked: Asked, limit: int) -> tuple[AuditRow, ...]:
@@ -75,7 +78,7 @@ async def page(records: Records, asked: Asked, around: Frame) -> AuditPage:
     bare = {**dict.fromkeys(FILTERS, ""), "below": ""}
     return AuditPage(
         frame=around,
-        acts=tuple(ActView(r, change_words(r.before, r.after), "" if r.outcome in ("done", "expired") else "bad") for r in rows),
+        acts=tuple(_act(r, asked) for r in rows),
         wanted={name: asked.own.get(name, "") for name in FILTERS},
         verbs=VERBS,
         outcomes=OUTCOMES,
@@ -83,14 +86,25 @@ async def page(records: Records, asked: Asked, around: Frame) -> AuditPage:
         words=asked.window.words,
         clear_href=asked.href(urls.AUDIT, **bare),
         older_href=asked.href(urls.AUDIT, below=str(rows[-1].id)) if more else "",
-        csv_href=asked.href(urls.AUDIT, below="", format="csv"),
-        json_href=asked.href(urls.AUDIT, below="", format="json"),
+        files=tuple((wanted.upper(), asked.href(urls.AUDIT, below="", format=wanted)) for wanted in FORMATS),
         downloaded=DOWNLOADED,
     )
 
 
-def change_words(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
-    """role decode → prefill, version 1 → 2. Empty where neither is known."""
+def _act(r: AuditRow, asked: Asked) -> ActView:
+    change, whole = change_words(r.before, r.after), change_words(r.before, r.after, whole=True)
+    return ActView(
+        row=r,
+        subject=fmt.short_id(r.subject),
+        href=subject_href(r, asked),
+        change=change,
+        whole="" if whole == change else whole,
+        tone="" if r.outcome in ("done", "expired") else "bad",
+    )
+
+
+def change_words(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, *, whole: bool = False) -> str:
+    """role decode → prefill, version 1 → 2. Empty where neither is known. `whole`: with no value cut short."""
     if before is None and after is None:
         return ""
     told = []
@@ -99,16 +113,16 @@ def change_words(before: Mapping[str, Any] | None, after: Mapping[str, Any] | No
         if key in _QUIET or old == new:
             continue
         name = "until" if key == _UNTIL else key.removesuffix("_wall_s").replace("_", " ")
-        told.append(f"{name} {_value(key, old)} → {_value(key, new)}")
+        told.append(f"{name} {_value(key, old, whole)} → {_value(key, new, whole)}")
     return ", ".join(told)
 
 
-def _value(key: str, value: object) -> str:
+def _value(key: str, value: object, whole: bool) -> str:
     if value is None:
         return "–"
     if key.endswith("_wall_s") and isinstance(value, int | float):
-        return fmt.minute(value)
-    return fmt.shortened(str(value), 40)
+        return fmt.until(value)
+    return str(value) if whole else fmt.shortened(fmt.short_id(str(value)), 40)
 
 
 def download(rows: tuple[AuditRow, ...], wanted: str) -> bytes:

@@ -23,6 +23,11 @@ class Badge:
     tone: str
     title: str
 
+    @property
+    def state(self) -> str:
+        """Its words without what counts up: what a screen reader is told when it has changed."""
+        return self.text.split(" ", 1)[0] if self.text.startswith("STALE") else self.text
+
 
 @dataclass(frozen=True, slots=True)
 class BadgesView:
@@ -54,7 +59,7 @@ def badges(
         would = "Dry run: FluidPD decides and records what it would have done, and sends nothing."
         found.append(Badge("ADVISORY", "warn", would))
     if pause is not None:
-        until = fmt.minute(pause.expires_wall_s)
+        until = fmt.until(pause.expires_wall_s)
         found.append(Badge(f"PAUSED until {until}", "warn", f"Paused by {pause.actor} until {until}: {pause.reason}"))
     if told := " ".join(x for x in (insecure, status.insecure if status is not None else "") if x):
         found.append(Badge("INSECURE", "bad", told))

@@ -25,7 +25,7 @@ def banners(f: Facts) -> tuple[Banner, ...]:
         silent = f"Controller silent for {fmt.seconds(float(int(f.age_s)))}: what you see is the last it wrote."
         shown.append(Banner("bad", silent, f.status.wall_s))
     if f.pause is not None:
-        text = f"Automation is paused by {f.pause.actor} until {fmt.minute(f.pause.expires_wall_s)}: {f.pause.reason}"
+        text = f"Automation is paused by {f.pause.actor} until {fmt.until(f.pause.expires_wall_s)}: {f.pause.reason}"
         shown.append(Banner("warn", text, f.pause.created_wall_s))
     if f.status is not None and f.status.banner:
         shown.append(Banner("bad", fmt.capitalised(f.status.banner) + ("" if f.status.banner.endswith(".") else ".")))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dashboard import format as fmt
-from dashboard import lookups, places, promql, tables, urls
+from dashboard import lookups, promql, tables, urls
 from dashboard.pages import evidence
 from dashboard.pages.evidence import Evidence
 from dashboard.pages.frame import Frame
@@ -70,9 +70,9 @@ async def page(
         refusals=evidence.refusals(d.refusals, asked),
         moves=moves(d, followed, asked),
         evidence=await evidence.read(records, d.wall_s, asked),
-        before=asked.elsewhere(places.decision(earlier.id)) if earlier else "",
-        after=asked.elsewhere(places.decision(later.id)) if later else "",
-        incident_href=asked.elsewhere(places.INCIDENT, from_=around.start, to=around.end),
+        before=asked.elsewhere(urls.decision(earlier.id)) if earlier else "",
+        after=asked.elsewhere(urls.decision(later.id)) if later else "",
+        incident_href=asked.elsewhere(urls.INCIDENT, from_=around.start, to=around.end),
         grafana=external.grafana(around),
         queries=external.queries(("decisions", "pressure", "thresholds"), around),
     )
@@ -105,10 +105,12 @@ def moves(d: DecisionRow, followed: tuple[TransitionRow, ...], asked: Asked) -> 
         came = Cell(None, "advisory: nothing was sent" if d.would_have else "no move is recorded", tone="mut")
         if made is not None:
             end = fmt.ENDS[made.end] if made.end is not None else "under way"
-            came = Cell(made.id, f"{made.id}: {end}", "user", href=asked.elsewhere(places.transition(made.id)))
+            came = Cell(
+                made.id, f"{fmt.short_id(made.id)}: {end}", "user", title=made.id, href=asked.elsewhere(urls.transition(made.id))
+            )
         rows.append(
             (
-                tables.typed(worker, href=asked.elsewhere(places.worker(worker))),
+                tables.typed(worker, href=asked.elsewhere(urls.worker(worker))),
                 tables.typed(flip.get("from", "?")),
                 tables.typed(to),
                 tables.typed(flip.get("trigger", "?")),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dashboard import format as fmt
-from dashboard import lookups, places, promql, tables, urls
+from dashboard import lookups, promql, tables, urls
 from dashboard.pages.frame import Frame
 from dashboard.pages.lanes import natural
 from dashboard.pages.options import Choice, choices
@@ -75,7 +75,7 @@ def decision_view(row: DecisionRow, asked: Asked | None = None) -> DecisionView:
         numbers=fmt.numbers_line(row.numbers),
         refusals=tuple(refusal_words(r) for r in row.refusals),
         missing=fmt.listed(list(row.missing)),
-        href=places.decision(row.id) if asked is None else asked.elsewhere(places.decision(row.id)),
+        href=urls.decision(row.id) if asked is None else asked.elsewhere(urls.decision(row.id)),
     )
 
 
@@ -154,7 +154,7 @@ async def page(records: Records, asked: Asked, framed: Callable[[str], Frame], e
         kept=tuple((k, v) for k, v in asked.state.items() if k not in ("reason", "action")),
         reset=asked.href(urls.DECISIONS, reason="", action=""),
         live_href=asked.href(urls.DECISIONS, format="part"),
-        incident_href=asked.elsewhere(places.INCIDENT),
+        incident_href=asked.elsewhere(urls.INCIDENT),
         queries=external.queries(("decisions", "pressure", "thresholds"), asked.window),
         grafana=external.grafana(asked.window),
     )
@@ -199,7 +199,7 @@ def row(d: DecisionRow, until_s: float, asked: Asked) -> tuple[Cell, ...]:
     refused = [f"{r.get('worker') or 'no worker'}: {r.get('rule', '')}" for r in d.refusals]
     return (
         tables.moment(d.wall_s),
-        Cell(d.id, str(d.id), href=asked.elsewhere(places.decision(d.id))),
+        Cell(d.id, str(d.id), href=asked.elsewhere(urls.decision(d.id))),
         Cell(d.action, d.action, "user"),
         Cell(d.reason, fmt.reason_words(d.reason), "user"),
         tables.seconds(round(until_s - d.wall_s, 3)),

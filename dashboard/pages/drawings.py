@@ -228,7 +228,7 @@ def _stretches(first: float, last: float, found: Iterable[Mapping[str, Any]]) ->
         Stretch(
             start=(d["since"] - first) / whole,
             length=(d["until"] - d["since"] + 1) / whole,
-            title=f"{fmt.clock(d['since'])}: {_told(d['then'])} / {_told(d['now'])}",
+            title=f"{fmt.when(d['since'])}: {_told(d['then'])} / {_told(d['now'])}",
             is_act=bool(d["act"]),
         )
         for d in found

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dashboard import format as fmt
-from dashboard import lookups, places, tables
+from dashboard import lookups, tables, urls
 from dashboard.reading import Records
 from dashboard.tables import Cell, Column, Table
 from dashboard.urls import Asked
@@ -66,7 +66,7 @@ async def read(records: Records, wall_s: float, asked: Asked) -> Evidence:
     basis = await lookups.basis(records, snapshot.basis) if snapshot is not None else None
     note = NO_SNAPSHOT if snapshot is None else ""
     if snapshot is not None and int(wall_s) != snapshot.second:
-        note = f"The nearest snapshot is of {fmt.clock(snapshot.second)}: what stands here was read then."
+        note = f"The nearest snapshot is of {fmt.when(snapshot.second)}: what stands here was read then."
     return Evidence(samples(snapshot, asked), limits(basis), note, fresh(snapshot, basis))
 
 
@@ -92,7 +92,7 @@ def samples(snapshot: SnapshotRow | None, asked: Asked) -> Table:
     )
     found = snapshot.snapshot.workers if snapshot is not None else ()
     now_s = snapshot.snapshot.now_s if snapshot is not None else 0.0
-    when = f" at {fmt.clock(snapshot.second)}" if snapshot is not None else ""
+    when = f" at {fmt.when(snapshot.second)}" if snapshot is not None else ""
     rows = tuple(_sample(w, now_s, asked) for w in found)
     return Table("samples", f"Samples{when}: what was known of each worker", columns, rows, empty="No snapshot of that second.")
 
@@ -100,7 +100,7 @@ def samples(snapshot: SnapshotRow | None, asked: Asked) -> Table:
 def _sample(w: WorkerView, now_s: float, asked: Asked) -> tuple[Cell, ...]:
     age_s = None if w.received_s is None else round(w.age_s(now_s), 4)
     return (
-        tables.typed(w.name, href=asked.elsewhere(places.worker(w.name))),
+        tables.typed(w.name, href=asked.elsewhere(urls.worker(w.name))),
         tables.role(w.role.value),
         tables.words(w.state.value, title=fmt.STATES[w.state]),
         tables.seconds(age_s),
@@ -202,7 +202,7 @@ def _refusal(r: Mapping[str, object], asked: Asked) -> tuple[Cell, ...]:
     shown = fmt.numbers_line(said) if isinstance(said, Mapping) else ""
     detail = str(r.get("detail") or "")
     return (
-        tables.typed(worker, href=asked.elsewhere(places.worker(worker))) if worker else Cell("", "no worker"),
+        tables.typed(worker, href=asked.elsewhere(urls.worker(worker))) if worker else Cell("", "no worker"),
         Cell(rule, rule, "user"),
         Cell(fmt.rule_words(rule), fmt.capitalised(fmt.rule_words(rule)), "user"),
         Cell(said if isinstance(said, Mapping) else None, "; ".join(x for x in (shown, detail) if x) or "–", "user"),

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dashboard import alerting
 from dashboard.reading import Records
 from dashboard.urls import Window
+from fluidpd.alerts import Alert
 from fluidpd.names import Role, WorkerState
 from fluidpd.record import PauseRow, PinRow, StatusRow, TransitionRow, WorkerRow
 
@@ -29,6 +31,7 @@ class Facts:
     open_moves: tuple[TransitionRow, ...]
     last_moves: tuple[TransitionRow, ...]
     borrowed_tokens: float | None  # lent in the window
+    alerts: tuple[Alert, ...] = ()  # that fire, and that nobody silenced
     insecure: str = ""  # what of this dashboard stands open to anybody
 
     @property
@@ -45,8 +48,11 @@ class Facts:
 
 
 async def read(records: Records, window: Window, stale_after_s: float) -> Facts:
+    silences, now_s = await alerting.silences(records), records.wall()
+    fire = tuple(a for a in await alerting.alerts(records) if a.state.is_firing and a.severity != "none")
     return Facts(
-        now_s=records.wall(),
+        alerts=tuple(a for a in fire if not any(s.mutes(a, now_s) for s in silences)),
+        now_s=now_s,
         window=window,
         stale_after_s=stale_after_s,
         status=await records.status(),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dashboard import format as fmt
-from dashboard import places, promql, tables, urls
+from dashboard import promql, tables, urls
 from dashboard.pages.frame import Frame
 from dashboard.pages.lanes import natural
 from dashboard.pages.options import Choice, choices
@@ -129,7 +129,7 @@ def _row(f: Facts, asked: Asked) -> tuple[Cell, ...]:
     decodes = w.role is Role.DECODE
     slack, kv = (s.slack_s, s.kv_share) if s else (None, None)
     return (
-        tables.typed(w.name, href=asked.elsewhere(places.worker(w.name))),
+        tables.typed(w.name, href=asked.elsewhere(urls.worker(w.name))),
         tables.role(w.role.value),
         tables.role(to.value, title=why, tone="warn" if to is not w.role else ""),
         tables.words(w.state.value, title=fmt.STATES[w.state], tone=tone),
@@ -160,7 +160,7 @@ def desired(f: Facts) -> tuple[Role, str]:
 def pin_cell(pin: PinRow | None) -> Cell:
     if pin is None:
         return Cell(None, "none", tone="mut")
-    until = fmt.minute(pin.expires_wall_s)
+    until = fmt.until(pin.expires_wall_s)
     return tables.typed(f"{pin.role.value} until {until}", title=f"by {pin.actor}: {pin.reason}")
 
 

@@ -41,6 +41,7 @@ class Picker:
     end: str
     kept: tuple[tuple[str, str], ...]  # hidden fields: the rest of the state
     earlier: str
+    later: str  # empty on a window that ends now
     wider: str
     live: str  # where "back to live" leads; empty on a window that ends now
 
@@ -52,9 +53,10 @@ class Frame:
     title: str
     theme: str  # light, dark, or "" to follow the reader's system
     tz: str
+    tab: str  # the table that the address opens
     assets: dict[str, Asset]
     nav: tuple[Link, ...]
-    letters: tuple[tuple[str, str, str], ...]  # (letter after g, where it leads, the page's name)
+    letters: tuple[tuple[str, str, str], ...]  # (letters that follow g, where they lead, the page's name)
     badges: Markup
     is_stale: bool
     where: str
@@ -83,9 +85,10 @@ def frame(
         title=title,
         theme=theme,
         tz=asked.tz,
+        tab=asked.tab,
         assets=assets,
-        nav=tuple(Link(e.label, asked.elsewhere(e.path), e.key == page, f"g {e.letter}") for e in entries),
-        letters=tuple((e.letter, asked.elsewhere(e.path), e.label) for e in entries),
+        nav=tuple(Link(e.label, asked.elsewhere(e.path), e.key == page, f"g {e.letters[0]}") for e in entries),
+        letters=tuple((e.letters, asked.elsewhere(e.path), e.label) for e in entries),
         badges=NO_RECORDS if badges is None else render(badges),
         is_stale=badges is not None and badges.is_stale,
         where=where,
@@ -118,6 +121,7 @@ def picker(asked: Asked, path: str) -> Picker:
         end=window.end,
         kept=tuple((k, v) for k, v in asked.state.items() if k not in ("from", "to")),
         earlier=absolute(window.since_s - half, window.until_s - half),
+        later="" if window.is_live else absolute(window.since_s + half, window.until_s + half),
         wider=absolute(window.since_s - half, window.until_s + half),
         live="" if window.is_live else asked.href(path, from_="", to=""),
     )

@@ -99,7 +99,7 @@ def _told(f: Facts, status: StatusRow) -> Answer:
     if not f.present:
         return Answer("unknown", "No workers are registered.", "Start a sidecar beside each SGLang worker; it registers itself.")
     if f.pause is not None:
-        until = fmt.minute(f.pause.expires_wall_s)
+        until = fmt.until(f.pause.expires_wall_s)
         held = f"{f.pause.reason} (FluidPD watches and does not act.)"
         return Answer("warn", f"{users}Paused by {f.pause.actor} until {until}.", held)
     if f.open_moves:
@@ -150,6 +150,6 @@ def _quiet(f: Facts) -> str:
     else:
         told.append("No move so far.")
     if f.pins:
-        held = [f"{p.worker} as {p.role} until {fmt.minute(p.expires_wall_s)}" for p in f.pins]
+        held = [f"{p.worker} as {p.role} until {fmt.until(p.expires_wall_s)}" for p in f.pins]
         told.append(f"Pinned: {fmt.listed(held, 3)}.")
     return " ".join(told)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from markupsafe import Markup
 
 from dashboard import format as fmt
-from dashboard import lookups, places, promql, tables, urls
+from dashboard import lookups, promql, tables, urls
 from dashboard.pages import acts, lanes, transitions
 from dashboard.pages.frame import Frame
 from dashboard.pages.sentences import decision_words, is_deed
@@ -63,7 +63,7 @@ async def page(
     """`host` is how the reader's browser calls this dashboard, for the permalink in the summary."""
     window = fixed(asked.window)
     start, end = urls.iso_minute(window.since_s), urls.iso_minute(window.until_s)
-    permalink = urls.with_query(places.INCIDENT, **{"from": start, "to": end})
+    permalink = urls.with_query(urls.INCIDENT, **{"from": start, "to": end})
     moves, numbered = await lookups.moves_in(records, window)
     decisions = await lookups.decisions_in(records, window)
     done = await lookups.acts_in(records, window)
@@ -104,7 +104,7 @@ async def page(
         acts=acts.table(done, asked, caption="Acts in the audit"),
         markdown=markdown(start, end, found, events, f"{host}{permalink}"),
         permalink=permalink,
-        download=urls.with_query(places.INCIDENT, **{"from": start, "to": end, "format": "md"}),
+        download=urls.with_query(urls.INCIDENT, **{"from": start, "to": end, "format": "md"}),
         is_fixed=not asked.window.is_live and not asked.window.start.startswith("now"),
         note=f"There were more {fmt.listed(cut)} than are shown here: choose a shorter time." if cut else "",
         grafana=external.grafana(window),
@@ -154,10 +154,10 @@ def timeline(
 ) -> tuple[Event, ...]:
     """Deeds, moves with their ends, and acts, oldest first. Decisions to change nothing are counted elsewhere."""
     found = [
-        Event(d.wall_s, "decision", decision_words(d), asked.elsewhere(places.decision(d.id))) for d in decisions if is_deed(d)
+        Event(d.wall_s, "decision", decision_words(d), asked.elsewhere(urls.decision(d.id))) for d in decisions if is_deed(d)
     ]
     for m in moves:
-        href = asked.elsewhere(places.transition(m.id))
+        href = asked.elsewhere(urls.transition(m.id))
         found.append(
             Event(m.started_wall_s, "move begins", f"{m.worker} to {m.to_role.value}: {fmt.reason_words(m.reason)}", href)
         )
@@ -171,7 +171,7 @@ def timeline(
     for a in done:
         why = f": {a.reason}" if a.reason else ""
         refused = "" if a.outcome == "done" else f" ({a.outcome}{f', {a.detail}' if a.detail else ''})"
-        found.append(Event(a.wall_s, "act", f"{a.actor}: {a.verb} {a.subject}{refused}{why}"))
+        found.append(Event(a.wall_s, "act", f"{a.actor}: {a.verb} {fmt.short_id(a.subject)}{refused}{why}"))
     return tuple(sorted(found, key=lambda e: e.wall_s))
 
 

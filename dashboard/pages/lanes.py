@@ -8,16 +8,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from dashboard import downloads, urls
 from dashboard import format as fmt
 from dashboard.reading import Records
+from dashboard.tables import Cell, Column, Link, Table
 from dashboard.urls import Asked, Window
 from fluidpd.names import End, Phase, WorkerState
-from fluidpd.record import PinRow, RoleSpan, TransitionRow, WorkerRow, WorkerSecond
-
-Seen = RoleSpan | WorkerSecond
+from fluidpd.record import PinRow, RoleSpan, TransitionRow, WorkerRow
 
 FLUSH_LAG_S = 4.0  # per-second rows are buffered: so much missing at the right edge is no gap yet
 LETTER_SHARE = 0.035
@@ -80,6 +80,9 @@ class LanesView:
     lanes: tuple[Lane, ...]
     ticks: tuple[Tick, ...]
     window: Window
+    only: str = ""  # to what the address narrows them
+    all_href: str = ""
+    exports: tuple[Link, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +96,40 @@ async def read(records: Records, asked: Asked) -> LanesView:
     window = asked.window
     rows, step_s = await records.lanes(window)
     workers, moves, pins = await records.workers(), await records.moves_in(window), await records.pins()
-    return view(window, step_s, workers, rows, moves, pins, wanted=asked)
+    drawn = view(window, step_s, workers, rows, moves, pins, wanted=asked)
+    only = ", ".join(f"{k} {v}" for k, v in (("worker", asked.worker), ("role", asked.role), ("model", asked.model)) if v)
+    exports = downloads.links(asked, urls.OVERVIEW, "lanes") if drawn.lanes else ()
+    return replace(drawn, only=only, all_href=asked.href(urls.OVERVIEW, worker="", role="", model=""), exports=exports)
+
+
+async def file(records: Records, asked: Asked) -> Table:
+    """The stretches as they are recorded, worker by worker; a time without a record is in none of them."""
+    spans, _ = await records.lanes(asked.window)
+    by_name = {w.name: w for w in await records.workers()}
+    shown = [s for s in spans if _is_wanted(s.worker, by_name.get(s.worker), asked)]
+    rows = tuple(
+        tuple(Cell(value, "") for value in (s.worker, s.role.value, s.state.value, s.lending, s.second, s.end_s))
+        for s in sorted(shown, key=lambda s: (natural(s.worker), s.second))
+    )
+    names = ("worker", "role", "state", "lending", "second", "end_s")
+    return Table("lanes", "Roles", tuple(Column(n, n) for n in names), rows)
 
 
 def view(
     window: Window,
     step_s: int,
     workers: Sequence[WorkerRow],
-    rows: Iterable[Seen],
+    spans: Iterable[RoleSpan],
     moves: Iterable[TransitionRow],
     pins: Iterable[PinRow],
     wanted: Asked | None = None,
 ) -> LanesView:
-    """`rows` are stretches, or seconds (buckets) of `step_s`; `wanted` narrows them to a worker, role or model."""
-    seconds: dict[str, list[Seen]] = defaultdict(list)
-    for row in rows:
-        seconds[row.worker].append(row)
+    """`step_s`: of the rows that the stretches were made of. `wanted` narrows them to a worker, role or model."""
+    spans_of: dict[str, list[RoleSpan]] = defaultdict(list)
+    for span in spans:
+        spans_of[span.worker].append(span)
     by_name = {w.name: w for w in workers}
-    shown = [n for n in {*by_name, *seconds} if n in seconds or by_name[n].state is not WorkerState.GONE]
+    shown = [n for n in {*by_name, *spans_of} if n in spans_of or by_name[n].state is not WorkerState.GONE]
     if wanted is not None:
         shown = [n for n in shown if _is_wanted(n, by_name.get(n), wanted)]
     moves_of: dict[str, list[TransitionRow]] = defaultdict(list)
@@ -121,7 +140,7 @@ def view(
     for pin in pins:
         pins_of[pin.worker].append(pin)
     lanes = tuple(
-        _lane(name, by_name.get(name), seconds[name], moves_of[name], pins_of[name], window, step_s)
+        _lane(name, by_name.get(name), spans_of[name], moves_of[name], pins_of[name], window, step_s)
         for name in sorted(shown, key=natural)
     )
     return LanesView(lanes, ticks(window), window)
@@ -152,18 +171,18 @@ def ticks(window: Window) -> tuple[Tick, ...]:
 def _lane(
     name: str,
     worker: WorkerRow | None,
-    rows: list[Seen],
+    spans: list[RoleSpan],
     moves: list[TransitionRow],
     pins: list[PinRow],
     window: Window,
     step_s: int,
 ) -> Lane:
-    rows.sort(key=lambda r: r.second)
-    runs = _runs(rows, worker, window, step_s)
-    lent = _merge([_Run("lent", r.second, _end_s(r, step_s)) for r in rows if r.lending])
+    spans.sort(key=lambda r: r.second)
+    runs = _runs(spans, worker, window, step_s)
+    lent = _merge([_Run("lent", r.second, r.end_s) for r in spans if r.lending])
     base = tuple(_span(run, window) for run in runs)
     moving = tuple(_span(run, window) for m in sorted(moves, key=lambda m: m.started_wall_s) for run in _move_runs(m, window))
-    role = worker.role.value if worker else rows[-1].role.value
+    role = worker.role.value if worker else spans[-1].role.value
     state = worker.state if worker else WorkerState.GONE
     return Lane(
         worker=name,
@@ -174,7 +193,7 @@ def _lane(
         lent=tuple(_span(run, window) for run in lent),
         pins=tuple(_pin(p, window) for p in pins),
         failures=tuple(
-            Mark(window.share(m.ended_wall_s), f"move to {m.to_role} {fmt.ENDS[m.end]}, {fmt.clock(m.ended_wall_s)}")
+            Mark(window.share(m.ended_wall_s), f"move to {m.to_role} {fmt.ENDS[m.end]}, {fmt.when(m.ended_wall_s)}")
             for m in moves
             if m.end is not None and m.end is not End.DONE and m.ended_wall_s is not None
         ),
@@ -191,12 +210,8 @@ def _state_words(worker: WorkerRow | None, state: WorkerState, window: Window) -
     return state.value
 
 
-def _end_s(row: Seen, step_s: int) -> int:
-    return row.end_s if isinstance(row, RoleSpan) else row.second + step_s
-
-
-def _kind(row: Seen) -> str:
-    match row.state:
+def _kind(span: RoleSpan) -> str:
+    match span.state:
         case WorkerState.QUARANTINED:
             return "failed"
         case WorkerState.LOST | WorkerState.STALE | WorkerState.GONE:
@@ -206,12 +221,12 @@ def _kind(row: Seen) -> str:
         case WorkerState.MOVING:
             return "switching"
         case WorkerState.SERVING | WorkerState.SLOW:
-            return row.role.value
+            return span.role.value
 
 
-def _runs(rows: list[Seen], worker: WorkerRow | None, window: Window, step_s: int) -> list[_Run]:
+def _runs(spans: list[RoleSpan], worker: WorkerRow | None, window: Window, step_s: int) -> list[_Run]:
     """The lane's ground, left to right, with every hole named. Before a worker existed there is nothing to know."""
-    runs = _merge([_Run(_kind(r), r.second, _end_s(r, step_s)) for r in rows])
+    runs = _merge([_Run(_kind(r), r.second, r.end_s) for r in spans])
     filled: list[_Run] = []
     at = max(window.since_s, worker.registered_wall_s if worker else (runs[0].start_s if runs else window.until_s))
     for run in runs:
@@ -252,7 +267,7 @@ def _span(run: _Run, window: Window) -> Span:
     start = window.share(run.start_s)
     length = max(0.0, window.share(run.end_s) - start)
     words = WORDS[run.kind]
-    title = f"{words} {fmt.clock(max(run.start_s, window.since_s))} to {fmt.clock(run.end_s)}"
+    title = f"{words} {fmt.when(max(run.start_s, window.since_s))} to {fmt.when(run.end_s)}"
     text = ""
     if run.kind == "unknown":
         text = words if length >= TEXT_SHARE else ""
@@ -267,7 +282,7 @@ def _span(run: _Run, window: Window) -> Span:
 
 def _pin(pin: PinRow, window: Window) -> Span:
     start = window.share(pin.created_wall_s)
-    words = f"pinned by {pin.actor} until {fmt.minute(pin.expires_wall_s)}"
+    words = f"pinned by {pin.actor} until {fmt.until(pin.expires_wall_s)}"
     length = 1.0 - start
     text = words if length >= 0.3 and len(words) <= 48 else "pinned" if length >= TEXT_SHARE else ""
     return Span("pin", start, length, f"{words}: {pin.reason}", text)

@@ -13,17 +13,17 @@ from dashboard import urls
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`letter` follows g on the keyboard: `g o` goes to the overview."""
+    """Each of the `letters` follows g on the keyboard: `g o` goes to the overview."""
 
     key: str
     label: str
     path: str
-    letter: str
+    letters: str
 
 
 ENTRIES = (
     Entry("overview", "Overview", urls.OVERVIEW, "o"),
-    Entry("fleet", "Fleet", urls.FLEET, "f"),
+    Entry("fleet", "Fleet", urls.FLEET, "fw"),
     Entry("transitions", "Transitions", urls.TRANSITIONS, "t"),
     Entry("decisions", "Decisions", urls.DECISIONS, "d"),
     Entry("overrides", "Overrides", urls.OVERRIDES, "p"),

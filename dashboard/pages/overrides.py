@@ -282,15 +282,15 @@ def changed_words(problem: Problem, kind: str, subject: str, last: AuditRow | No
     kept = "What you typed is still here: look again, and send it if it still holds."
     if row is not None and "actor" in row:
         what = f"pinned to {row['role']}" if "role" in row else "paused"
-        until = f"until {fmt.minute(row['expires_wall_s'])}"
-        who = f"by {row['actor']} at {fmt.clock(row['created_wall_s'])}"
+        until = f"until {fmt.until(row['expires_wall_s'])}"
+        who = f"by {row['actor']} at {fmt.when(row['created_wall_s'])}"
         return f"{subject} is now {what} {who}, {until} (“{row['reason']}”, version {row['version']}). {kept}"
     gone = "There is no pause any more" if kind in ("pause", "resume") else f"{subject} is not pinned any more"
     if last is None:
         return f"{gone}. {kept}"
     ended = "it ended by itself" if last.outcome == "expired" else f"{last.verb} by {last.actor}"
     why = f" (“{last.reason}”)" if last.reason else ""
-    return f"{gone}: {ended} at {fmt.clock(last.wall_s)}{why}. {kept}"
+    return f"{gone}: {ended} at {fmt.when(last.wall_s)}{why}. {kept}"
 
 
 async def page(

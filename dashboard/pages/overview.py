@@ -15,6 +15,7 @@ from dashboard.pages import badges, decisions, facts, header, lanes, pressure, s
 from dashboard.pages.frame import Frame
 from dashboard.reading import Records
 from dashboard.rendering import render
+from dashboard.tables import Table
 from dashboard.urls import Asked
 
 OWN = ("compare",)
@@ -63,6 +64,11 @@ async def part(name: str, records: Records, asked: Asked, stale_after_s: float) 
         case "workers":
             return render(await workers.read(records, asked))
     raise KeyError(name)
+
+
+async def files(records: Records, asked: Asked) -> tuple[Table, ...]:
+    """What is drawn, as numbers. Moves, decisions and workers have pages of their own, and files there."""
+    return await pressure.file(records, asked.window), await lanes.file(records, asked)
 
 
 async def page(records: Records, asked: Asked, around: Frame, stale_after_s: float) -> OverviewPage:

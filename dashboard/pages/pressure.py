@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from dashboard import downloads, urls
 from dashboard import format as fmt
-from dashboard import urls
 from dashboard.pages.sentences import decision_mark, decision_words, is_deed
 from dashboard.reading import CHART_POINTS, MARKS, Records
+from dashboard.tables import Cell, Column, Link, Table
 from dashboard.urls import Asked, Window
 from fluidpd.record import DecisionRow, IndexSecond
 
@@ -39,6 +40,7 @@ class PressureView:
     partial: str  # what of the window is not marked; empty where all is
     rows: tuple[TableRow, ...]
     limits: tuple[tuple[str, str], ...]
+    exports: tuple[Link, ...]
 
 
 async def read(records: Records, asked: Asked) -> PressureView:
@@ -56,7 +58,21 @@ async def read(records: Records, asked: Asked) -> PressureView:
         window=window,
         partial=f"Marks: the newest {MARKS} decisions of this time; zoom in for earlier ones." if len(decided) >= MARKS else "",
         rows=table(window, ppi, dpi, decided),
+        exports=downloads.links(asked, urls.OVERVIEW, "pressure"),
         limits=tuple((fmt.label_of(k), fmt.number(v)) for k, v in (status.thresholds if status else {}).items()),
+    )
+
+
+async def file(records: Records, window: Window) -> Table:
+    """Every bucket of the chart, oldest first; what was not recorded is empty."""
+    data = await read_data(records, window, None)
+    columns = ("ppi_mean", "ppi_high", "dpi_mean", "dpi_high")
+    rows = zip(data["t"], *(data[c] for c in columns), strict=True)
+    return Table(
+        "pressure",
+        "Pressure",
+        (Column("second", "From"), *(Column(c, c, is_number=True) for c in columns)),
+        tuple(tuple(Cell(value, "") for value in row) for row in rows),
     )
 
 

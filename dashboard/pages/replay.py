@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dashboard import places, tables
+from dashboard import tables, urls
 from dashboard.pages.drawings import Drawing, draw
 from dashboard.pages.frame import Frame
 from dashboard.results import ResultFile, Results, ResultUnreadable
@@ -65,7 +65,7 @@ async def page(results: Results, asked: Asked, framed: Callable[[str], Frame], n
     columns = (Column("file", "Result"), Column("written_wall_s", "Written"), Column("bytes", "Size", is_number=True))
     rows = tuple(
         (
-            tables.typed(f.name, href=asked.elsewhere(places.result(f.name))),
+            tables.typed(f.name, href=asked.elsewhere(urls.result(f.name))),
             tables.moment(f.wall_s),
             tables.known("file_bytes", f.bytes),
         )

@@ -11,10 +11,11 @@ from typing import ClassVar
 
 from controller.store.alert_queries import Bucket, Notice
 from controller.store.slo_reading import PairView, SloView
-from dashboard import alerting, urls
+from dashboard import alerting, downloads, urls
 from dashboard import format as fmt
 from dashboard.pages.frame import Frame
 from dashboard.reading import Records
+from dashboard.tables import Cell, Column, Link, Table
 from dashboard.urls import Asked
 from fluidpd.alerts import Alert, AlertState, Silence
 from fluidpd.burn import MINUTE_S, WINDOWS_S
@@ -120,6 +121,7 @@ class SloPage:
     silences: tuple[Silence, ...]
     told: tuple[Told, ...]
     has_watchdog: bool
+    exports: tuple[Link, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +154,21 @@ async def page(records: Records, asked: Asked, around: Frame) -> SloPage:
         windows=tuple(WINDOWS_S),
         silences=silences,
         told=tuple(_told(n) for n in await alerting.notices(records)),
+        exports=downloads.links(asked, urls.SLO, "slos") if cards else (),
         has_watchdog=any(a.severity == "none" and a.state.is_firing for a in found),
     )
+
+
+async def files(records: Records, asked: Asked) -> tuple[Table, ...]:
+    """Every SLO with its numbers, whole; what is not known is empty."""
+    views = [v for v in await alerting.slos(records) if not asked.model or v.model == asked.model]
+    names = ("model", "slo", "objective", "target_s", "attainment", "budget_left", "exhausted_in_s", "judged", "known_share")
+    columns = (*names, *(f"burn_rate_{window}" for window in WINDOWS_S))
+    rows = tuple(
+        tuple(Cell(value, "") for value in (*(getattr(v, n) for n in names), *(v.burn_rates.get(w) for w in WINDOWS_S)))
+        for v in views
+    )
+    return (Table("slos", "SLOs", tuple(Column(c, c) for c in columns), rows),)
 
 
 async def read_part(records: Records, asked: Asked) -> SloPart:
@@ -237,21 +252,21 @@ def _card(view: SloView, now_s: float) -> SloCard:
         slo=view.slo,
         title=WORDS.get(view.slo, view.slo),
         promise=target,
-        attainment=fmt.UNKNOWN if view.attainment is None else f"{view.attainment:.2%}",
-        objective=f"{view.objective:.2%}",
+        attainment=fmt.share(view.attainment),
+        objective=fmt.share(view.objective),
         missed=view.attainment is not None and view.attainment < view.objective,
-        budget=fmt.UNKNOWN if left is None else f"{left:.1%}",
+        budget=fmt.share(left),
         budget_bar=0.0 if left is None else max(0.0, min(100.0, left * 100)),
         is_spent=left is not None and left <= 0,
         is_known=left is not None,
         lasts="" if not view.exhausted_in_s else f"gone in {fmt.seconds(view.exhausted_in_s)} at this rate",
         judged=fmt.amount(view.judged),
-        known=f"{view.known_share:.1%}" if view.known_share < 0.1 else f"{view.known_share:.0%}",
+        known=fmt.share(view.known_share),
         basis=view.basis,
         rates=tuple(_rate(name, view) for name in WINDOWS_S),
         pairs=view.pairs,
         bars=_bars(view.minutes, now_s, MINUTE_S // view.window_scale),
-        full=f"{_full(view.minutes):.0%}",
+        full=fmt.share(_full(view.minutes)),
         scale=view.window_scale,
     )
 
@@ -285,7 +300,7 @@ def _bars(minutes: Sequence[Bucket], now_s: float, bucket_s: int) -> tuple[Bar, 
                 wall_s=float(second),
                 judged=fmt.UNKNOWN if counts is None else f"{counts.total:g}",
                 missed=fmt.UNKNOWN if counts is None else f"{counts.bad:g}",
-                share=fmt.UNKNOWN if share is None else f"{share:.1%}",
+                share=fmt.share(share),
             )
         )
     return tuple(found)

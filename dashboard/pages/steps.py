@@ -96,7 +96,7 @@ def _row(s: Step, trusted: float | None) -> tuple[Cell, ...]:
         reading_cell("context_tokens", r.context_tokens),
         reading_cell("step_s", r.step_s),
         nothing if s.predicted_s is None else tables.seconds(round(s.predicted_s, 6)),
-        nothing if off is None else Cell(off, f"{off * 100:+.1f} %".replace("-", "−"), tone=_tone(off, trusted)),
+        nothing if off is None else Cell(off, f"{off * 100:+.1f}%".replace("-", "−"), tone=_tone(off, trusted)),
         reading_cell("residual_p995_s", r.residual_p995_s),
         reading_cell("tbt_p99_s", r.tbt_p99_s),
         reading_cell("prefill_tokens_per_s", r.prefill_tokens_per_s),

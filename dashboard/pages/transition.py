@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dashboard import format as fmt
-from dashboard import lookups, places, promql, tables, urls
+from dashboard import lookups, promql, tables, urls
 from dashboard.pages import acts, evidence
 from dashboard.pages.evidence import Evidence
 from dashboard.pages.frame import Frame
@@ -91,13 +91,13 @@ async def page(
         refusals=evidence.refusals(decided.refusals if decided else (), asked),
         evidence=await evidence.read(records, m.started_wall_s, asked),
         decision_words=decision_words(decided) if decided else "",
-        decision_href=asked.elsewhere(places.decision(decided.id)) if decided else "",
+        decision_href=asked.elsewhere(urls.decision(decided.id)) if decided else "",
         commands=acts.commands(await lookups.commands_of(records, m.worker, around)),
         acts=acts.table(
             [*await lookups.acts_in(records, around, m.id), *await lookups.acts_in(records, around, m.worker)], asked
         ),
-        incident_href=asked.elsewhere(places.INCIDENT, **span),
-        live_href=asked.href(places.transition(m.id), format="part") if m.end is None else "",
+        incident_href=asked.elsewhere(urls.INCIDENT, **span),
+        live_href=asked.href(urls.transition(m.id), format="part") if m.end is None else "",
         grafana=external.grafana(around, m.worker),
         queries=external.queries(("pressure", "thresholds", "role"), around),
     )
@@ -116,7 +116,7 @@ def facts(m: TransitionRow, now_s: float, attempt: int, asked: Asked) -> tuple[F
     by_hand = {Trigger.AUTO: "automatic", Trigger.MANUAL: "manual", Trigger.PIN: "pin", Trigger.EMERGENCY: "emergency"}
     return (
         Fact("id", tables.typed(m.id)),
-        Fact("worker", tables.typed(m.worker, href=asked.elsewhere(places.worker(m.worker)))),
+        Fact("worker", tables.typed(m.worker, href=asked.elsewhere(urls.worker(m.worker)))),
         Fact("started", tables.moment(m.started_wall_s)),
         Fact("ended", tables.moment(m.ended_wall_s, "not yet")),
         Fact("took", tables.seconds(round(lasted_s(m, now_s), 3))),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dashboard import format as fmt
-from dashboard import lookups, places, promql, tables, urls
+from dashboard import lookups, promql, tables, urls
 from dashboard.pages.frame import Frame
 from dashboard.pages.lanes import natural
 from dashboard.pages.options import Choice, choices
@@ -89,8 +89,9 @@ class TransitionsView:
 
 
 async def read(records: Records) -> TransitionsView:
-    now = records.wall()
-    return TransitionsView(tuple(move_view(m, now) for m in await records.latest_moves(SHOWN)))
+    now, moves = records.wall(), await records.latest_moves(SHOWN)
+    numbered = lookups.sure_attempts(moves, is_all=len(moves) < SHOWN)
+    return TransitionsView(tuple(move_view(m, now, numbered.get(m.id)) for m in moves))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ async def page(records: Records, asked: Asked, framed: Callable[[str], Frame], e
         kept=tuple((k, v) for k, v in asked.state.items() if k not in ("end", "trigger", "role", "worker")),
         reset=asked.href(urls.TRANSITIONS, end="", trigger="", role="", worker=""),
         live_href=asked.href(urls.TRANSITIONS, format="part"),
-        incident_href=asked.elsewhere(places.INCIDENT),
+        incident_href=asked.elsewhere(urls.INCIDENT),
         queries=external.queries(("transitions", "phases", "role"), asked.window),
         grafana=external.grafana(asked.window),
     )
@@ -164,8 +165,8 @@ def row(m: TransitionRow, now_s: float, attempt: int, asked: Asked) -> tuple[Cel
     bad = "bad" if m.end is not None and m.end is not End.DONE else ""
     return (
         tables.moment(m.started_wall_s),
-        Cell(m.id, fmt.short_id(m.id), "user", title=m.id, href=asked.elsewhere(places.transition(m.id))),
-        tables.typed(m.worker, href=asked.elsewhere(places.worker(m.worker))),
+        Cell(m.id, fmt.short_id(m.id), "user", title=m.id, href=asked.elsewhere(urls.transition(m.id))),
+        tables.typed(m.worker, href=asked.elsewhere(urls.worker(m.worker))),
         tables.role(m.from_role.value),
         tables.role(m.to_role.value),
         tables.words(m.trigger.value, fmt.TRIGGERS[m.trigger]),
@@ -222,7 +223,7 @@ def move_view(m: TransitionRow, now_s: float, attempt: int | None = None, asked:
             ("incarnation", str(m.incarnation)),
             *((("detail", m.detail),) if m.detail else ()),
         ),
-        href=places.transition(m.id) if asked is None else asked.elsewhere(places.transition(m.id)),
+        href=urls.transition(m.id) if asked is None else asked.elsewhere(urls.transition(m.id)),
         attempt=attempt,
     )
 

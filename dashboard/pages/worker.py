@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from markupsafe import Markup
 
 from dashboard import format as fmt
-from dashboard import lookups, places, promql, tables, urls
+from dashboard import lookups, promql, tables, urls
 from dashboard.pages import acts, fleet, lanes, steps, transitions
 from dashboard.pages.evidence import reading_cell
 from dashboard.pages.frame import Frame
@@ -116,6 +116,7 @@ async def page(
         return None
     w, now = found.row, records.wall()
     rows, step_s = await lookups.history_of(records, name, asked.window)
+    spans, span_step_s = await records.lanes(asked.window)
     moves, numbered = await lookups.moves_in(records, asked.window, name)
     looks, _ = await lookups.steps_of(records, asked.window)
     basis = await lookups.basis(records, looks[-1].basis) if looks else None
@@ -130,9 +131,9 @@ async def page(
         now=now_facts(found),
         facts=facts(w),
         cannot=tuple(sorted(w.cannot.items())),
-        lane=render(lanes.view(asked.window, step_s, [w], rows, moves, pins)),
+        lane=render(lanes.view(asked.window, span_step_s, [w], (s for s in spans if s.worker == name), moves, pins)),
         charts=tuple(Chart(key, label, unit) for key, label, unit, _ in CHARTS),
-        data_href=asked.elsewhere(places.worker_data(name)),
+        data_href=asked.elsewhere(urls.worker_data(name)),
         step_words=f"each point is {fmt.seconds(float(step_s))}",
         history=history(rows, asked),
         model_words=model_words,
@@ -148,7 +149,7 @@ async def page(
         ),
         acts=acts.table(await lookups.acts_about(records, name), asked, caption="What people did about it, in the last 30 days"),
         pin_href=asked.elsewhere(urls.OVERRIDES, pin=name) + "#pin",
-        live_href=asked.href(places.worker(name), format="part"),
+        live_href=asked.href(urls.worker(name), format="part"),
         grafana=external.grafana(asked.window, name),
         queries=external.queries(("slack", "kv", "age", "role", "flippable", "armed"), asked.window, name),
     )
@@ -166,7 +167,7 @@ def sentence(f: fleet.Facts) -> str:
     what = f"{w.name}: {w.role.value}, {fmt.STATES[w.state]}"
     if to is not w.role:
         return f"{what}; it shall be {to.value} ({why})."
-    return what + (f"; pinned by {f.pin.actor} until {fmt.minute(f.pin.expires_wall_s)}." if f.pin is not None else ".")
+    return what + (f"; pinned by {f.pin.actor} until {fmt.until(f.pin.expires_wall_s)}." if f.pin is not None else ".")
 
 
 def now_facts(f: fleet.Facts) -> tuple[Fact, ...]:
@@ -234,7 +235,7 @@ def claims(found: Sequence[steps.Step]) -> Table:
         for n in COUNTERS
         if readings is not None
     )
-    when = f", at {fmt.clock(found[-1].second)}" if found else ""
+    when = f", at {fmt.when(found[-1].second)}" if found else ""
     return Table("claims", f"Claims and what came of them{when}", columns, rows, empty="No snapshot of it in this time.")
 
 

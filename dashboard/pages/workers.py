@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dashboard import format as fmt
-from dashboard import places, urls
+from dashboard import urls
 from dashboard.pages.lanes import natural
 from dashboard.reading import Records
 from dashboard.urls import Asked
@@ -64,7 +64,7 @@ async def read(records: Records, asked: Asked) -> WorkersView:
 def worker_view(w: WorkerRow, s: WorkerSecond | None, pin: PinRow | None, now_s: float, asked: Asked) -> WorkerView:
     return WorkerView(
         name=w.name,
-        href=asked.elsewhere(places.worker(w.name)),
+        href=asked.elsewhere(urls.worker(w.name)),
         role=w.role.value,
         state=w.state.value,
         state_words=fmt.STATES[w.state],
@@ -77,7 +77,7 @@ def worker_view(w: WorkerRow, s: WorkerSecond | None, pin: PinRow | None, now_s:
         kv_share=s.kv_share if s else None,
         load=_load(w, s),
         lends=_lends(s),
-        pin=f"{pin.role} until {fmt.minute(pin.expires_wall_s)}, by {pin.actor}: {pin.reason}" if pin else "",
+        pin=f"{pin.role} until {fmt.until(pin.expires_wall_s)}, by {pin.actor}: {pin.reason}" if pin else "",
         pin_href=asked.elsewhere(urls.OVERRIDES, pin=w.name) + "#pin",
         flippable="yes" if w.flippable else "no: " + (fmt.shortened(w.not_flippable_why) or "the engine does not say why"),
         flip_title="" if w.flippable else w.not_flippable_why,

@@ -116,6 +116,27 @@
     for (const { at, text } of worded(seen, (text) => ctx.measureText(text).width, bbox, dpr)) ctx.fillText(text, at, textY);
     ctx.restore();
   };
+  // Which line is which, without its colour: letters on the lines, in turn, so that neither covers the other.
+  const letters = (u) => {
+    const { ctx, bbox } = u, dpr = devicePixelRatio, every = 420, half = 6.5 * dpr;
+    ctx.save();
+    ctx.font = `700 ${10 * dpr}px system-ui, sans-serif`;
+    ctx.textAlign = "center";
+    ctx.textBaseline = "middle";
+    for (const [name, letter, ground, ink, from] of [["ppi_mean", "P", "--p", "--on-p", 14], ["dpi_mean", "D", "--d", "--on-d", 14 + every / 2]]) {
+      for (let left = from; left * dpr < bbox.width; left += every) {
+        const first = u.posToIdx(left), end = u.posToIdx(left + every / 2);
+        const at = data[name].findIndex((v, i) => i >= first && i <= end && v !== null); // a gap carries no letter
+        if (at < 0) continue;
+        const x = u.valToPos(data.t[at], "x", true), y = u.valToPos(data[name][at], "y", true);
+        ctx.fillStyle = colour(ground);
+        ctx.fillRect(x - half, y - half, 2 * half, 2 * half);
+        ctx.fillStyle = colour(ink);
+        ctx.fillText(letter, x, y + 0.5 * dpr);
+      }
+    }
+    ctx.restore();
+  };
   // Words that would touch become one: the first deed among them, and how many more. None is lost: the pointer tells each.
   const worded = (seen, width, bbox, dpr) => {
     const label = (group) => {
@@ -174,12 +195,12 @@
         y: { range: () => [-top() * FOOT, top()] },
       },
       axes: [
-        { ...axis, size: 26, space: 100, incrs: [1, 5, 10, 60, 180, 300, 600, 1800, 3600, 7200, 14400, 21600, 86400, 172800, 432000], values: (u, splits, a, s, incr) => splits.map((v) => (u.valToPos(v, "x") > u.over.clientWidth - 28 ? "" : minute(v, incr))) },
+        { ...axis, size: 26, space: 100, incrs: [1, 5, 10, 60, 180, 300, 600, 1800, 3600, 7200, 14400, 21600, 86400, 172800, 432000], values: (u, splits, a, s, incr) => splits.map((v) => (u.valToPos(v, "x") > u.bbox.width / devicePixelRatio - 28 ? "" : minute(v, incr))) },
         { ...axis, size: gutter, splits: (u) => { const step = top() > 12 ? 5 : top() > 5 ? 2 : top() > 2.4 ? 1 : 0.5, out = []; for (let v = 0; v <= top(); v += step) out.push(v); return out; }, values: (u, splits) => splits.map(String) },
       ],
       series: [{}, line("prefill", "--p", true), line("prefill max", "--p", false), line("decode", "--d", true), line("decode max", "--d", false), ghost("prefill before", "--p"), ghost("decode before", "--d")],
       hooks: {
-        drawClear: [limits], draw: [marks], setCursor: [tell],
+        drawClear: [limits], draw: [letters, marks], setCursor: [tell],
         setSelect: [zoom],
       },
     }, series(), box);
@@ -208,7 +229,7 @@
   };
   document.addEventListener("fluid:refresh", load);
   document.addEventListener("fluid:theme", () => data && build());
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => data && build());
+  for (const media of ["(prefers-color-scheme: dark)", "print"]) matchMedia(media).addEventListener("change", () => data && build());
   new ResizeObserver(() => chart && chart.setSize({ width: box.clientWidth, height: HEIGHT })).observe(box);
   load();
 })();

@@ -1,11 +1,12 @@
-// The keyboard: ? help, / filter, g and a letter to go, p to the pause form. No key acts: each only leads somewhere.
+// The keyboard: ? help, / filter, g and a letter to go, t and a key for another time, p to the pause form. No key acts: each only leads somewhere.
 // Never takes a key from somebody who types, and none that the browser or a screen reader holds a modifier for.
 (() => {
   "use strict";
   const help = document.getElementById("keys"), opener = document.getElementById("keys-open");
   if (!help) return;
   const WAIT_MS = 1500;
-  let going = -Infinity;
+  const FOLLOWED = { g: "go", t: "time" }; // keys that wait for a second one: the rows of the help say where both lead
+  let going = -Infinity, first = "";
 
   const types = (element) => element instanceof HTMLElement
     && (element.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(element.tagName));
@@ -39,7 +40,7 @@
     const wasGoing = performance.now() - going < WAIT_MS;
     going = -Infinity;
     if (wasGoing) {
-      const link = help.querySelector(`[data-go="${CSS.escape(event.key)}"] a`);
+      const link = help.querySelector(`[data-${FOLLOWED[first]}~="${CSS.escape(event.key)}"] a`);
       if (link) { event.preventDefault(); link.click(); }
       return;
     }
@@ -50,7 +51,7 @@
         if (filter) { event.preventDefault(); filter.focus(); filter.select(); }
         break;
       }
-      case "g": going = performance.now(); break;
+      case "g": case "t": going = performance.now(); first = event.key; break;
       case "p": event.preventDefault(); toPause(); break;
     }
   });

@@ -33,7 +33,7 @@
     if (message.kind === "reset") { heard = performance.now(); refresh(); return; }
     if (message.kind === "broken") {
       if (!polling) say("reconnecting", "off", "The live connection broke");
-      if (message.failures >= MAX_FAILURES) poll(true);
+      if (message.failures >= MAX_FAILURES || message.refused) poll(true);
       return;
     }
     heard = performance.now();
@@ -54,10 +54,24 @@
     const state = document.getElementById("state");
     document.body.classList.toggle("is-stale", !lost.hidden || (state !== null && state.dataset.stale === "yes"));
   };
+  // A screen reader is told the state once, when it has changed, and not what counts up beside it.
+  const announced = document.getElementById("announce");
+  let before = null;
+  const announce = () => {
+    const sentence = document.querySelector("#part-header h1");
+    const said = [...document.querySelectorAll("#badges [data-state]")].map((b) => b.dataset.state);
+    if (!lost.hidden) said.push("This dashboard does not answer");
+    if (sentence) said.push(sentence.textContent.trim().replace(/ for [\d.]+ (ms|s|min|h|d)\b/g, ""));
+    const now = said.join(". ");
+    if (before !== null && now !== before) announced.textContent = now;
+    before = now;
+  };
+  announce(); // what the page came with is read with it
   setInterval(() => {
     const silent = performance.now() - heard;
     lost.hidden = document.hidden || (silent < LOST_MS && !trouble);
     grey();
+    announce();
     if (lost.hidden) return;
     lost.textContent = silent < LOST_MS ? `${trouble} What you see is old.`
       : `This dashboard has not answered for ${Math.round(silent / 1000)} s: what you see is old. Is \`fluidpd dashboard\` running?`;

@@ -17,7 +17,11 @@
   // ---- times: the server writes UTC; here they are told in this browser's zone, or as how long ago
   const zone = root.dataset.tz;
   const pad = (n) => String(n).padStart(2, "0");
-  const local = (d, seconds) => `${pad(d.getHours())}:${pad(d.getMinutes())}${seconds ? `:${pad(d.getSeconds())}` : ""}`;
+  const TOLD = /(\d\d-\d\d )?\d\d:\d\d(:\d\d)?Z/; // as the server writes it
+  const local = (text, at) => text.replace(TOLD, (_, day, seconds) => {
+    const told = day || at.toDateString() !== new Date().toDateString() ? `${pad(at.getMonth() + 1)}-${pad(at.getDate())} ` : "";
+    return `${told}${pad(at.getHours())}:${pad(at.getMinutes())}${seconds ? `:${pad(at.getSeconds())}` : ""}`;
+  });
   const ago = (s) => {
     const size = Math.abs(s), ends = s < 0 ? ["in ", ""] : ["", " ago"];
     const told = size < 1 ? "now" : size < 120 ? `${Math.floor(size)} s` : size < 7200 ? `${Math.floor(size / 60)} min`
@@ -29,13 +33,13 @@
     for (const time of within.querySelectorAll("time[datetime]")) {
       const at = new Date(time.dateTime);
       if (time.dataset.utc === undefined) time.dataset.utc = time.textContent;
-      const text = zone === "relative" ? ago((Date.now() - at) / 1000) : time.dataset.utc.replace(/\d\d:\d\d(:\d\d)?Z/, (m) => local(at, m.length > 6));
+      const text = zone === "relative" ? ago((Date.now() - at) / 1000) : local(time.dataset.utc, at);
       if (time.textContent !== text) time.textContent = text;
     }
     for (const text of within.querySelectorAll("text[data-time]")) {
       const at = new Date(text.dataset.time);
       text.dataset.utc ??= text.textContent;
-      text.textContent = zone === "relative" ? ago((Date.now() - at) / 1000) : text.dataset.utc.replace(/\d\d:\d\d(:\d\d)?Z/, (m) => local(at, m.length > 6));
+      text.textContent = zone === "relative" ? ago((Date.now() - at) / 1000) : local(text.dataset.utc, at);
     }
   };
   retell(document);
@@ -53,6 +57,18 @@
     if (event.key !== "Escape") return;
     for (const menu of document.querySelectorAll("details.menu[open]")) { menu.open = false; menu.querySelector("summary").focus(); }
   });
+
+  // ---- the table that is open stands in the address, so that a reload and a colleague see it too
+  const shown = root.dataset.tab && document.getElementById(root.dataset.tab);
+  if (shown instanceof HTMLDetailsElement) shown.open = true;
+  document.addEventListener("toggle", ({ target }) => {
+    if (!target.matches("details.as-table[id]")) return;
+    const url = new URL(location.href);
+    if (target.open) url.searchParams.set("tab", target.id);
+    else if (url.searchParams.get("tab") === target.id) url.searchParams.delete("tab");
+    else return;
+    if (url.href !== location.href) history.replaceState(history.state, "", url);
+  }, true);
 
   // ---- zoom: the address takes the new window, so that every panel and every reload follows
   const show = (since, until) => {
@@ -87,6 +103,18 @@
     const since = Number(lanes.dataset.since), length = Number(lanes.dataset.until) - since;
     show(since + picked[0] * length, since + picked[1] * length);
   });
+  // ---- a table that goes on beyond its right edge says so there
+  const edges = () => {
+    for (const box of document.querySelectorAll(".scroll")) {
+      box.classList.toggle("has-more", box.scrollWidth - box.clientWidth - box.scrollLeft > 2);
+    }
+  };
+  edges();
+  addEventListener("resize", edges);
+  document.addEventListener("scroll", (event) => event.target.classList?.contains("scroll") && edges(), true);
+  document.addEventListener("toggle", edges, true);
+  document.addEventListener("htmx:afterSettle", edges);
+
   // On a narrow screen the pages are a strip that scrolls: the one that is open is in sight.
   const here = document.querySelector(".pages [aria-current]");
   if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.clientWidth / 3;

@@ -21,9 +21,10 @@
       source.addEventListener("reset", () => tell({ kind: "reset" }));
       source.addEventListener("error", () => {
         failures += 1;
-        tell({ kind: "broken", failures });
         // A refused stream stays closed by itself; a broken one reconnects.
-        if (source && source.readyState === EventSource.CLOSED) reopening = setTimeout(open, REOPEN_MS);
+        const refused = source !== null && source.readyState === EventSource.CLOSED;
+        tell({ kind: "broken", failures, refused });
+        if (refused) reopening = setTimeout(open, REOPEN_MS);
       });
     };
     return { open, close, get isOpen() { return source !== null; } };

@@ -20,6 +20,7 @@ NOT_SEARCHED = ("clairvoyant", "static_tuned")
 BEST_STARTS = {"azure2023_code": 7, "azure2023_conv": 6, "lmsys_arena_vtc": 3, "servegen_m-large": 6}
 FULL = "goodput"
 SCHEDULE = "schedule"  # the best schedule of splits that a search in hindsight finds
+IDEAL = "ideal"  # a fleet whose workers change sides in no time
 GOODPUT_BOUND = "goodput_bound"  # the fluid bound on the load factor; "bound" is that of attainment
 QUICK = (
     ("A", "azure2023_code", 6.0),
@@ -52,7 +53,7 @@ def full(seed: int = 0) -> list[Cell]:
             if FULL in POLICIES and (start := BEST_STARTS.get(workload.name)) is not None:
                 cells.append(Cell(Task.GOODPUT, HEADLINE, workload.name, FULL, start, minutes, seed))
             if workload.kind is Kind.COMPOSITE:
-                bounds = (GOODPUT_BOUND, SCHEDULE)
+                bounds = (GOODPUT_BOUND, IDEAL, SCHEDULE)
                 cells += [Cell(Task.BOUND, HEADLINE, workload.name, b, TESTBEDS[HEADLINE].prefill, minutes, seed) for b in bounds]
     for bed in TESTBEDS:
         if bed != HEADLINE:
@@ -119,7 +120,7 @@ def _choices(cells: Sequence[Cell]) -> Iterator[str]:
 def guess_s(cell: Cell, requests: int) -> float:
     """How long the cell may take, seconds of wall time; only good for comparing cells."""
     if cell.task is Task.BOUND:
-        return 0.05 + requests * {GOODPUT_BOUND: 1e-2, SCHEDULE: 0.1}.get(cell.policy, 1e-5)
+        return 0.05 + requests * {GOODPUT_BOUND: 1e-2, IDEAL: 1e-2, SCHEDULE: 0.1}.get(cell.policy, 1e-5)
     per_request_ms = {**_GUESS_MS, **_GUESS_ELASTIC_MS}.get(cell.policy, _GUESS_OTHER_MS)
     runs = _GUESS_SEARCH if cell.task is Task.GOODPUT else 1
     return 0.05 + requests * per_request_ms * runs / 1e3

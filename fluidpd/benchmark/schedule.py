@@ -94,8 +94,10 @@ def highest(kept: Callable[[Schedule, float, float], float], workers: int, stret
         runs += 1
         return kept(schedule, factor_of(k), least)
 
-    constant = [(prefill,) * stretches for prefill in range(1, workers)]
-    best, k = max(((asked(s, 0, 0.0), s) for s in constant), key=lambda found: found[0])[1], -1
+    best, most, k = (1,) * stretches, -1.0, -1
+    for prefill in range(1, workers):
+        if (share := asked((prefill,) * stretches, 0, max(0.0, most))) > most:
+            best, most = (prefill,) * stretches, share
     while k < HIGHEST:
         found, good = best, asked(best, k + 1, 0.0)
         for _ in range(PASSES):

@@ -133,25 +133,27 @@ def _goodput_of_composites(r: Results) -> Iterator[Verdict]:
                 continue
             reached = mine >= times * rival[1]
             found = f"x{mine:g} against x{rival[1]:g}" + (f", {mine / rival[1]:.2f} times" if rival[1] else "")
-            because = (
-                ""
-                if reached
-                else _short_of(times * rival[1], mine, r.factor_bound(BED, name, 0.90), r.schedule_factor(BED, name, 0.90))
-            )
+            because = "" if reached else _short_of(r, name, times * rival[1], mine)
             yield Verdict(target, reached, found, because)
 
 
-def _short_of(wanted: float, mine: float, bound: float | None, schedule: float | None = None) -> str:
-    """Whether anybody could carry so much: what a search in hindsight found, and the fluid bound."""
-    said = f"x{wanted:.2f} was wanted"
+def _short_of(r: Results, name: str, wanted: float, mine: float) -> str:
+    """Whether anybody could carry so much: a search in hindsight, an ideal fleet, and the fluid bound."""
+    schedule, ideal, bound = (of(BED, name, 0.90) for of in (r.schedule_factor, r.ideal_factor, r.factor_bound))
+    said = [f"x{wanted:.2f} was wanted"]
     if schedule is not None:
         beyond = "less than that too" if schedule < wanted else "enough: workers could be moved better"
-        said += f"; the best schedule of splits that a search in hindsight found, with lending, carries x{schedule:g}, {beyond}"
-    if bound is None:
-        return said
-    if bound < wanted:
-        return f"{said}, and no policy can: the fluid bound is x{bound:g}"
-    return f"{said}; the fluid bound, which nothing real reaches, is x{bound:g}, and {mine / bound:.0%} of it is carried"
+        said.append(
+            f"the best schedule of splits that a search in hindsight found, with lending, carries x{schedule:g}, {beyond}"
+        )
+    if ideal is not None:
+        within = "less than that too" if ideal < wanted else f"more than that ({mine / ideal:.0%} of it is carried)"
+        said.append(f"a fleet whose workers change sides in no time would carry x{ideal:g}, {within}")
+    if bound is not None and bound < wanted:
+        return "; ".join(said) + f", and no policy can: the fluid bound is x{bound:g}"
+    if bound is not None:
+        said.append(f"the fluid bound, which nothing real reaches, is x{bound:g}")
+    return "; ".join(said)
 
 
 def _pair(name: str, value: float | None) -> tuple[str, float] | None:

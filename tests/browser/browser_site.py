@@ -49,6 +49,7 @@ class Served:
     queries: LiveQueries
     controller: FakeController
     port: int = 0
+    max_streams: int = 64
     _app: Any = None
     _server: uvicorn.Server | None = None
     _thread: threading.Thread | None = None
@@ -70,7 +71,9 @@ class Served:
         sock.listen(64)
         self.port = sock.getsockname()[1]
         self._socks = [sock]
-        self._app = create_app(DashboardSettings(port=self.port, poll_s=0.3), self.queries, self.controller)
+        self._app = create_app(
+            DashboardSettings(port=self.port, poll_s=0.3, max_streams=self.max_streams), self.queries, self.controller
+        )
         config = uvicorn.Config(self._app, log_level="critical", access_log=False, timeout_graceful_shutdown=0)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": self._socks}, daemon=True)

@@ -38,6 +38,10 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+# What a change of size or theme sets off is laid out in the first and painted by the second.
+TWO_FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done())))"
+
+
 @dataclass
 class Look:
     """One page, with everything the browser complained about."""
@@ -77,6 +81,7 @@ def picture() -> Callable[[Any, str], None]:
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
 
     def take(page: Any, name: str) -> None:
+        page.evaluate(TWO_FRAMES)
         page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
     return take

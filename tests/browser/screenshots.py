@@ -3,6 +3,8 @@
     python tests/browser/screenshots.py build/screenshots                              # the tests' made-up fleet
     python tests/browser/screenshots.py OUT --url http://127.0.0.1:8071                # one that runs
     python tests/browser/screenshots.py OUT --url ... --pages / /fleet --widths 1280 --query 'from=now-5m&to=now'
+    python tests/browser/screenshots.py OUT --pages / /transitions --widths 1280 --vision achromatopsia protanopia
+    python tests/browser/screenshots.py OUT --pages / /incident --widths 1280 --paper        # as PDF too, as they print
 
 Pages are those that the navigation names, and one worker, move, decision and result that their lists lead to, an incident,
 and the login where there is one. Says what the browser complained about, and which page is wider than its window; exit
@@ -12,6 +14,7 @@ status 1 then. Never clicks anything.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -27,11 +30,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "dashboard"))
 from browser_site import CHROMIUM, FLAGS, LiveQueries, Served
 from dashboard_fleet import FakeController, busy_fleet
 
-from dashboard import places, urls
+from dashboard import urls
 
 THEMES = ("light", "dark")
 WIDTHS = (1280, 1920, 390)
 SETTLED_MS = 1500
+VISIONS = ("none", "deuteranopia", "protanopia", "tritanopia", "achromatopsia")  # as Chromium simulates them
 HREFS = "links => links.map(a => a.getAttribute('href'))"
 ABOUT_ONE = ("/worker/", "/transition/", "/decision/", "/replay/")
 
@@ -67,15 +71,15 @@ def pages_of(browser: Any, url: str) -> list[str]:
     page.goto(url.rstrip("/") + urls.LOGIN)
     login = [urls.LOGIN] if urlsplit(page.url).path == urls.LOGIN else []  # without tokens there is none
     page.close()
-    return [*named, *about.values(), places.INCIDENT, *login]
+    return [*named, *about.values(), urls.INCIDENT, *login]
 
 
-def shoot(browser: Any, url: str, page_path: str, query: str, theme: str, width: int, folder: Path) -> Shot:
+def shoot(browser: Any, url: str, page_path: str, theme: str, width: int, vision: str, asked: argparse.Namespace) -> Shot:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
     page, faults = context.new_page(), []
     page.on("console", lambda m: faults.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda e: faults.append(str(e)))
-    address = url.rstrip("/") + page_path + (f"?{query}" if query else "")
+    address = url.rstrip("/") + page_path + (f"?{asked.query}" if asked.query else "")
     answer = page.goto(address)
     if not answer.ok:
         faults.append(f"answered {answer.status}")
@@ -84,8 +88,14 @@ def shoot(browser: Any, url: str, page_path: str, query: str, theme: str, width:
     if wide > width:
         faults.append(f"{wide} px wide in a window of {width}")
     page.evaluate("scrollTo(0, 0)")  # a bar that sticks would lie across the picture
-    path = folder / f"{page_path.strip('/').replace('/', '-') or 'overview'}-{theme}-{width}.png"
+    name = f"{page_path.strip('/').replace('/', '-') or 'overview'}-{theme}-{width}"
+    if vision != "none":
+        context.new_cdp_session(page).send("Emulation.setEmulatedVisionDeficiency", {"type": vision})
+        name += f"-{vision}"
+    path = asked.out / f"{name}.png"
     page.screenshot(path=path, full_page=True)
+    if asked.paper:
+        page.pdf(path=path.with_suffix(".pdf"), prefer_css_page_size=True)
     context.close()
     return Shot(path, tuple(faults))
 
@@ -97,6 +107,8 @@ def main() -> int:
     parser.add_argument("--pages", nargs="+", help="paths instead of those in the navigation")
     parser.add_argument("--widths", nargs="+", type=int, default=WIDTHS)
     parser.add_argument("--themes", nargs="+", choices=THEMES, default=THEMES)
+    parser.add_argument("--vision", nargs="+", choices=VISIONS, default=VISIONS[:1], help="as somebody sees who lacks a colour")
+    parser.add_argument("--paper", action="store_true", help="a PDF beside each picture")
     parser.add_argument("--query", default="", help="state of every page: from=now-1h&to=now")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -106,11 +118,10 @@ def main() -> int:
     with sync_playwright() as playwright, made_up() if asked.url is None else _there(asked.url) as url:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         for path in asked.pages or pages_of(browser, url):
-            for theme in asked.themes:
-                for width in asked.widths:
-                    shot = shoot(browser, url, path, asked.query, theme, width, asked.out)
-                    is_bad = is_bad or bool(shot.faults)
-                    print(shot.path, *shot.faults, sep="  ", flush=True)
+            for theme, width, vision in itertools.product(asked.themes, asked.widths, asked.vision):
+                shot = shoot(browser, url, path, theme, width, vision, asked)
+                is_bad = is_bad or bool(shot.faults)
+                print(shot.path, *shot.faults, sep="  ", flush=True)
         browser.close()
     return 1 if is_bad else 0
 

@@ -67,9 +67,12 @@ def test_a_controller_that_falls_silent_is_said_at_once_and_counted(look: Callab
     banner = page.wait_for_selector("body.is-stale >> text=/Controller silent for \\d+ s/").text_content()
     counted = int(re.search(r"silent for (\d+) s", banner)[1])
     assert counted >= 30
+    wait_until(lambda: page.text_content("#announce").startswith("EMULATED. STALE. Last known"))
+    read_aloud = page.text_content("#announce")
     later = "|".join(str(counted + i) for i in range(1, 30))
     page.wait_for_selector(f"text=/Controller silent for ({later}) s/")
     page.wait_for_selector("#badges >> text=/STALE \\d+ s/")
+    assert page.text_content("#announce") == read_aloud  # what counts up is not told again
     served.queries.silent_since = None
     page.wait_for_selector("body:not(.is-stale)")
 
@@ -216,7 +219,10 @@ def test_a_stretch_of_the_past_stands_still(look: Callable[..., Any]) -> None:
     assert not [url for url in asked if "/part/lanes" in url or "/data/pressure" in url]
 
 
-@pytest.mark.parametrize(("tz", "shape"), [("utc", r"^\d\d:\d\d:\d\dZ$"), ("local", r"^\d\d:\d\d:\d\d$"), ("relative", r"ago$")])
+@pytest.mark.parametrize(
+    ("tz", "shape"),
+    [("utc", r"^(\d\d-\d\d )?\d\d:\d\d:\d\dZ$"), ("local", r"^(\d\d-\d\d )?\d\d:\d\d:\d\d$"), ("relative", r"ago$")],
+)
 def test_times_are_told_in_the_zone_of_the_address(look: Callable[..., Any], tz: str, shape: str) -> None:
     page = look(f"?tz={tz}", timezone_id="Asia/Kolkata").page
     live(page)
@@ -226,9 +232,48 @@ def test_times_are_told_in_the_zone_of_the_address(look: Callable[..., Any], tz:
     assert told.get_attribute("title") == iso and iso.endswith("Z")
     if tz == "local":
         zoned = datetime.fromisoformat(iso).astimezone(ZoneInfo("Asia/Kolkata"))
-        assert told.text_content() == f"{zoned:%H:%M:%S}"
+        assert told.text_content().endswith(f"{zoned:%H:%M:%S}")
+    page.click("#picker > summary")
     page.click(".zones a:text-is('ago')")
     page.wait_for_url("**tz=relative")
+
+
+def test_the_table_that_is_open_stands_in_the_address(look: Callable[..., Any]) -> None:
+    seen = look("?worker=w3")
+    page = seen.page
+    live(page)
+    page.click("#lanes-table > summary")
+    page.wait_for_url("**/?worker=w3&tab=lanes-table")
+    page.reload()
+    page.wait_for_selector("#lanes-table[open] table")
+    page.click("#lanes-table > summary")
+    page.wait_for_url("**/?worker=w3")
+    assert seen.complaints == []
+
+
+def test_the_chart_draws_its_limits_its_bands_and_a_mark_for_each_decision(look: Callable[..., Any], served: Any) -> None:
+    page = look("healthz").page
+    page.context.add_init_script(
+        """window.drawn = [];
+        for (const name of ["arc", "fillRect", "fillText"]) {
+          const was = CanvasRenderingContext2D.prototype[name];
+          CanvasRenderingContext2D.prototype[name] = function (...told) {
+            window.drawn.push([name, told, String(this.fillStyle)]);
+            return was.apply(this, told);
+          };
+        }"""
+    )
+    page.goto(served.url)
+    page.wait_for_selector("#pressure canvas")
+    page.wait_for_selector("#live.on")
+    drawn = page.evaluate("window.drawn")
+    marks = {round(told[0]) for name, told, _ in drawn if name == "arc"}
+    assert len(marks) == len(served.queries.fleet.decided)
+    words = {told[0] for name, told, _ in drawn if name == "fillText"}
+    assert {"prefill: high above 1.2", "decode: high above 0.95"} <= words
+    assert any(w.startswith(("flip w", "lend")) for w in words)
+    bands = {fill for name, told, fill in drawn if name == "fillRect" and told[2] > 300}
+    assert len(bands) >= 2  # one hysteresis band for each pool, in its colour
 
 
 def test_the_period_before_can_be_laid_under_this_one(look: Callable[..., Any], picture: Callable[..., None]) -> None:

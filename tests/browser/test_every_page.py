@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,7 +21,7 @@ from starlette.routing import Route
 
 from controller.store.engine import make_engine, migrate
 from controller.store.queries import Queries
-from dashboard import places, urls
+from dashboard import urls
 from dashboard.app import create_app
 from dashboard.pages import nav
 from dashboard.settings import DashboardSettings
@@ -32,10 +31,10 @@ pytestmark = pytest.mark.browser
 
 EVIL = "<script>alert(1)</script>\"'\u202e👩‍🚒" + "x" * 300
 SERIOUS = ("serious", "critical")
-DETAILS = ("/worker/w4", "/transition/m-05", "/decision/5", places.INCIDENT, "/fleet?q=nobody", "/overrides?pin=w3")
+DETAILS = ("/worker/w4", "/transition/m-05", "/decision/5", urls.INCIDENT, "/fleet?q=nobody", "/overrides?pin=w3")
 # What is fetched by a page, and what needs files that this fleet does not have: test_dashboard_results.py reads that one.
 NO_PAGES = (urls.PART, urls.PRESSURE_DATA, urls.STREAM, urls.HEALTH, urls.STATIC, urls.OVERRIDES_NOW, urls.PREVIEW)
-NO_PAGES += (places.WORKER_DATA, places.RESULT)
+NO_PAGES += (urls.WORKER_DATA, urls.RESULT)
 # Closed details are read too: each is somebody's table. Menus and forms lie over the page and have tests of their own.
 OPEN_ALL = "open => document.querySelectorAll('main details:not(.menu)').forEach(d => { d.open = open && !d.name })"
 
@@ -134,6 +133,7 @@ def test_axe_finds_nothing_serious_the_browser_refuses_nothing_and_a_telephone_s
     if page.locator("[data-charts]").count():
         page.wait_for_selector(".chart canvas")
     name = re.sub(r"\W+", "-", path.strip("/")) or "overview"
+    assert page.evaluate("document.querySelector('.top').offsetHeight") < 50, "the bar is one line"
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme, reduced_motion="reduce")
         page.evaluate(OPEN_ALL, False)
@@ -142,6 +142,7 @@ def test_axe_finds_nothing_serious_the_browser_refuses_nothing_and_a_telephone_s
         assert violations(page) == [], theme
     page.set_viewport_size({"width": 390, "height": 900})
     page.evaluate(OPEN_ALL, False)
+    picture(page, f"{name}-390")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert complaints == []
     page.close()
@@ -215,7 +216,7 @@ def test_hostile_names_run_nothing_and_break_no_page(visit: Callable[..., Any], 
     moved = replace(queries.moves[0], id="m-evil", worker=EVIL, detail=EVIL, reason=EVIL, actor=EVIL)
     queries.moves = (moved, *queries.moves[1:])
     try:
-        for path in ("/fleet", places.worker(EVIL), "/transitions", "/transition/m-evil", "/incident"):
+        for path in ("/fleet", urls.worker(EVIL), "/transitions", "/transition/m-evil", "/incident"):
             page, complaints = visit(path, "light", 390)
             said: list[str] = []
             page.on("dialog", lambda d, said=said: said.append(d.message))
@@ -226,8 +227,13 @@ def test_hostile_names_run_nothing_and_break_no_page(visit: Callable[..., Any], 
         queries.worker_rows, queries.pin_rows, queries.moves = before
 
 
-def test_a_printed_incident_has_no_buttons(visit: Callable[..., Any], tmp_path: Path) -> None:
-    page, _ = visit("/incident")
+@pytest.mark.parametrize("path", [urls.INCIDENT, urls.OVERVIEW, urls.OVERRIDES])
+def test_paper_is_white_whole_and_has_nothing_to_press(visit: Callable[..., Any], path: str) -> None:
+    page, _ = visit(path, "dark", 1032)  # a landscape A4 between its margins
     page.emulate_media(media="print")
-    assert page.locator(".exports:visible, .no-print:visible, .filters:visible").count() == 0
+    pressable = ":is(button, form, .exports, .no-print, nav.pages, .tools, main .button):visible"
+    assert page.locator(pressable).count() == 0
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--panel')").strip() == "#fff"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1032
     page.close()

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.browser
 
 EVIL = '<script>alert(1)</script>"><img src=x onerror=alert(2)>👩‍🚒' + "x" * 240
 WIDTH = "document.documentElement.scrollWidth"
+RING = """(() => { const s = getComputedStyle(document.activeElement);
+  return s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2 || s.boxShadow !== 'none'; })()"""
 
 
 def troubles(seen: Any) -> list[str]:
@@ -141,6 +143,7 @@ def test_pin_and_unpin_by_keyboard_alone(look: Callable[..., Any], served: Any) 
     page.wait_for_url("**/overrides")
     for _ in range(80):
         page.keyboard.press("Tab")
+        assert page.evaluate(RING), page.evaluate("document.activeElement.outerHTML")
         if page.evaluate("document.activeElement.id") == "pin-worker":
             break
     page.keyboard.type("w4")
@@ -191,6 +194,16 @@ def test_the_keys_lead_and_never_act_and_never_disturb_typing(look: Callable[...
     page.wait_for_selector("input[name=actor]:focus")
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.name") != "actor"
+    press(page, "t", "z")
+    page.wait_for_url("**/audit?from=*&to=*")
+    press(page, "t", "ArrowLeft")
+    page.wait_for_selector("[data-time=ArrowRight]", state="attached")  # there is a later one now
+    press(page, "t", "n")
+    page.wait_for_url("**/audit")
+    press(page, "g", "w")
+    page.wait_for_url("**/fleet")
+    press(page, "/")
+    page.wait_for_selector("input[name=q]:focus")
     page.click("#keys-open")
     page.wait_for_selector("#keys[open]")
     assert served.controller.done == [] and troubles(seen) == []

@@ -93,6 +93,22 @@ def test_cells_of_other_code_are_taken_over_only_where_running_some_again_gives_
     assert json.loads(refused.out)["cells"] == json.loads(first.out)["cells"]
 
 
+def test_cells_of_older_code_are_shown_only_when_asked_for_and_the_page_says_how_many(fluidpd, tiny, tmp_path):
+    options = ("--quick", "--only", "A,square_residence,static*,run", "--cache", str(tmp_path))
+    first = fluidpd("bench", "table1", *options, "--jobs", "1", "--json")
+    kept, page = tmp_path / "cells.jsonl", tmp_path / "page.md"
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    rows = [{**row, "code": "of yesterday"} for row in rows[:-1]] + rows[-1:]
+    kept.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(json.loads(fluidpd("bench", "table1", *options, "--finished", "--json").out)["cells"]) == 1
+    shown = json.loads(fluidpd("bench", "table1", *options, "--finished", "--older", "--write", str(page), "--json").out)["cells"]
+    assert [{k: v for k, v in cell.items() if k != "older_code"} for cell in shown] == json.loads(first.out)["cells"]
+    assert sum("older_code" in cell for cell in shown) == len(rows) - 1
+    assert f"{len(rows) - 1} of the {len(rows)} cells were computed by older code" in page.read_text()
+    refused = fluidpd("bench", "table1", *options, "--older")
+    assert refused.code == 2 and "give it with --finished" in refused.err
+
+
 def test_what_is_run_again_are_the_cells_in_which_most_was_decided():
     def cell(name: str) -> Cell:
         return Cell(Task.RUN, "A", name, "goodput", 2, 1.0)

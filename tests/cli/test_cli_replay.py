@@ -72,7 +72,7 @@ def test_a_record_is_judged_again_and_the_first_different_act_is_named(fluidpd, 
     assert done.code == 0, done.err
     assert "prefill_over 1 -> 1.1, prefill_high 1.2 -> 1.6" in done.out
     assert "judged again it says what was recorded in" in done.out
-    assert "90.00% of 100 requests met both targets, as recorded" in done.out
+    assert "90.0% of 100 requests met both targets, as recorded" in done.out
     assert "cannot know" in done.out and "replay a trace for that" in done.out
 
 
@@ -145,6 +145,8 @@ def test_a_trace_is_simulated_both_ways(fluidpd, tmp_path):
         (("--from", "sqlite:////nowhere/none.db", "--policy", "seed"), "there is no database"),
         (("--from", "postgresql://me:word@host/db", "--policy", "seed"), "FLUIDPD_DATABASE__URL"),
         (("--from", "no_such_trace", "--policy", "seed"), "no trace named"),
+        (("--from", "/nowhere/none.db", "--policy", "seed"), "there is no database /nowhere/none.db"),
+        (("--from", "/nowhere/mine.txt", "--policy", "seed"), "a trace file ends in .csv"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_with_what_to_do(fluidpd, options, says):

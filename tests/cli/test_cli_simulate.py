@@ -63,6 +63,9 @@ def test_the_schema_is_printed_without_a_run(fluidpd):
     ("options", "says"),
     [
         (("--policy", "best"), "static_tuned"),
+        (("--policy", ","), "--policy names none"),
+        (("--trace", ","), "no trace is named"),
+        (("--trace", "azure2023_code:rate=fast"), "rate takes a number, not 'fast'"),
         (("--scenario", "/nowhere.toml"), "check --scenario"),
         (("--trace", "/nowhere.jsonl"), "no trace file"),
         (("--minutes", "0.05", "--html", "/nowhere/report.html"), "choose another --html"),
@@ -71,6 +74,23 @@ def test_the_schema_is_printed_without_a_run(fluidpd):
 def test_what_cannot_be_done_is_said_with_what_to_do(fluidpd, options, says):
     done = fluidpd("simulate", *options)
     assert done.code != 0 and says in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "mine.csv is empty: a trace begins with the line arrival_s,prompt_tokens,output_tokens"),
+        ("at,in,out\n0,1,1\n", "mine: the first line must be arrival_s,prompt_tokens,output_tokens"),
+        ("arrival_s,prompt_tokens,output_tokens\n-3,10,10\n", "mine: line 2: arrivals must be finite and >= 0"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,10,many\n", "mine: line 2: not a number"),
+    ],
+)
+@pytest.mark.parametrize("command", [("simulate", "--trace"), ("replay", "--policy", "static", "--from"), ("advise",)])
+def test_a_trace_file_that_cannot_be_used_is_named_with_its_line_by_every_command(fluidpd, tmp_path, command, text, says):
+    file = tmp_path / "mine.csv"
+    file.write_text(text)
+    told = fluidpd(*command, str(file))
+    assert told.code == 2 and says in told.err and "Traceback" not in told.err
 
 
 def test_a_wrong_scenario_is_named_by_place_and_points_to_the_schema(fluidpd, tmp_path):

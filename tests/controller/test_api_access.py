@@ -287,6 +287,8 @@ async def test_force_needs_admin_and_the_refusal_is_audited(tmp_path: Path) -> N
         ({"Sec-Fetch-Site": "same-site"}, 403),
         ({"Sec-Fetch-Site": "same-origin"}, 200),
         ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
         ({"Origin": "http://127.0.0.1:8070"}, 200),
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
         ({"Content-Type": "text/plain"}, 415),

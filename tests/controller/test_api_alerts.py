@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from controller.app import create_app
 from controller.clock import FakeClock
+from controller.metric_set import METRICS, OF_ALERTING
 from controller.stream import Hub
 
 WHY = {"reason": "a good reason"}
@@ -61,6 +64,22 @@ async def test_what_fires_is_listed_with_its_text_and_the_page_has_its_counters(
     assert seen["fluidpd_slo_known_seconds_total", "default", "ttft"] == pytest.approx(35)
     assert seen["fluidpd_alerts", "firing", "page"] == 2 and seen["fluidpd_slo_objective_ratio", "default", "joint"] == 0.95
     assert seen["fluidpd_notifications_total", "hook", "sent"] == 0
+
+
+@pytest.mark.prometheus
+async def test_promtool_finds_nothing_wrong_with_the_page_and_all_that_alerting_adds_is_declared(tmp_path: Path) -> None:
+    async with api(tmp_path) as (client, engine, _):
+        await engine.minutes(35, 100, 10)
+        page = (await client.get("/metrics")).content
+    done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    declared = {s.name: s for s in METRICS}
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page.decode(), re.MULTILINE))
+    assert all(declared[n].kind == kind for n, kind in kinds.items() if n.startswith(OF_ALERTING))
+    for sample in (s for f in text_string_to_metric_families(page.decode()) for s in f.samples if s.name.startswith(OF_ALERTING)):
+        words = declared[sample.name].labels
+        assert set(sample.labels) == set(words)
+        assert all(value in words[label] for label, value in sample.labels.items() if words[label])
 
 
 async def test_a_test_message_says_that_it_is_one_and_whether_it_was_taken(tmp_path: Path) -> None:

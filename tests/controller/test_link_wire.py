@@ -15,6 +15,7 @@ from control_fakes import DECODE_VALUES, Fleet, hello
 from fastapi import FastAPI
 
 from controller.link import hello_of, link_router
+from controller.settings_alerting import ModelSlo
 from fluidpd.telemetry import Hello
 
 
@@ -76,13 +77,27 @@ def sample(incarnation: int, seq: int, **over: Any) -> str:
 async def test_a_sidecar_is_welcomed_with_incarnation_epoch_and_rate_and_its_samples_arrive() -> None:
     async with served() as (f, url):
         ws, welcome = await welcomed(url, hello("w1"))
-        assert welcome == {"type": "welcome", "protocol": 1, "incarnation": 1, "epoch": 1, "sample_hz": 20.0, "mode": "active"}
+        said = {"type": "welcome", "protocol": 1, "incarnation": 1, "epoch": 1, "sample_hz": 20.0, "mode": "active"}
+        assert welcome == {**said, "ttft_slo_s": 2.0, "tbt_slo_s": 0.04}
         await ws.send(sample(1, 1))
         w = f.controller.registry.get("w1")
         assert w is not None
         await until(lambda: w.seq == 1)
         await ws.close()
         await until(lambda: w.connection is None)
+
+
+async def test_a_worker_is_told_its_models_own_targets_and_what_is_not_said_of_it_is_as_for_all() -> None:
+    f = Fleet({"w1": "decode", "w2": "decode", "w3": "decode"})
+    of_models = (ModelSlo(name="meta-llama/Llama-3.3-70B", ttft_s=0.3), ModelSlo(name="default", tbt_s=0.1))
+    f.settings = f.settings.model_copy(update={"slo_models": of_models})
+    f.controller = f.another_controller()
+    f.sidecars["w2"].hello = f.sidecars["w2"].hello.model_copy(update={"model": "meta-llama/Llama-3.3-70B"})
+    f.sidecars["w3"].hello = f.sidecars["w3"].hello.model_copy(update={"model": "another"})
+    await f.up(settle_s=0.1)
+    told = {name: json.loads(s.connection.texts[0]) for name, s in f.sidecars.items()}
+    by_worker = {name: (welcome["ttft_slo_s"], welcome["tbt_slo_s"]) for name, welcome in told.items()}
+    assert by_worker == {"w1": (2.0, 0.1), "w2": (0.3, 0.04), "w3": (2.0, 0.04)}
 
 
 async def test_bad_messages_are_counted_alone_and_the_connection_stays() -> None:

@@ -7,6 +7,7 @@ import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,41 @@ def test_what_is_not_declared_cannot_be_exported_and_what_is_not_known_is_not() 
     for value in (None, float("nan"), float("inf"), "7"):
         sheet.set("x", value, why="a")
     assert not next(iter(sheet.families())).samples
+
+
+# Reasons and outcomes are labels of series that people have alerts and dashboards on: new ones come at the end, none goes.
+FIRST_WORDS: dict[type[StrEnum], str] = {
+    Reason: "paused pin_move no_workers telemetry_below_quorum pressure_unknown role_empty role_empty_all_pinned "
+    "role_empty_no_donor transition_in_flight both_over decode_over_revoke prefill_over_borrow "
+    "prefill_over_no_slack prefill_sustained_flip prefill_trend_flip decode_sustained_flip decode_trend_flip "
+    "home_flip goodput_flip goodput_borrow goodput_stay flip_refused persisting balanced idle manual_move "
+    "manual_grant",
+    Action: "hold borrow revoke flip shed",
+    End: "done rolled_back cancelled quarantined",
+    Trigger: "auto manual pin emergency",
+    Phase: "preflight drain remap switch verify admit",
+}
+
+
+@pytest.mark.parametrize("words", FIRST_WORDS, ids=lambda w: w.__name__)
+def test_the_words_of_a_closed_set_stay_what_they_are(words: type[StrEnum]) -> None:
+    first = FIRST_WORDS[words].split()
+    assert [word.value for word in words][: len(first)] == first
+
+
+PROMISED = """
+    build_info controller_leader lease_epoch lease_expiry_timestamp_seconds automation_paused dry_run tick_duration_seconds
+    ticks_total last_successful_tick_timestamp_seconds pressure_index pressure_threshold decisions_total pool_workers
+    pool_min_workers worker_info worker_up worker_role worker_last_telemetry_timestamp_seconds worker_kv_usage_ratio
+    worker_slack_seconds worker_transition_age_seconds transitions_total transition_duration_seconds overrides
+    slo_requests_total slo_bad_requests_total slo_objective_ratio slo_error_budget_remaining_ratio slo_burn_rate alerts
+    notifications_total db_up db_buffered_samples db_dropped_samples_total sidecar_controller_last_contact_timestamp_seconds
+    sidecar_commands_total sse_clients
+"""
+
+
+def test_every_metric_that_the_design_promises_is_there_under_its_name() -> None:
+    assert {f"fluidpd_{name}" for name in PROMISED.split()} <= {s.name for s in ALL}
 
 
 # ------------------------------------------------------------------ pages

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from controller.clock import FakeClock
 from controller.receivers.calling import Call, Caller, NotTaken
-from controller.receivers.news import News, for_alertmanager, for_pagerduty, for_slack
+from controller.receivers.news import News, for_alertmanager, for_pagerduty, for_slack, rfc3339
 from controller.receivers.sending import BREAK_AFTER, BREAK_S, Sending, backoff_s
 from controller.settings import ConfigError, load_settings
 from controller.settings_alerting import ReceiverSettings
@@ -195,6 +195,51 @@ async def test_an_alertmanager_is_told_again_of_what_fires_and_of_what_ended(dat
         repeats = [h for h in heard.heard if len(h.body) > 1]
         assert heard.heard[0].path == "/api/v2/alerts" and len(repeats) in (2, 3)
         assert {a["labels"]["alertname"] for a in repeats[0].body} == {"FluidPDErrorBudgetBurn", "Watchdog"}
+        ended_s = max(a.resolved_s or 0.0 for a in e.alerting.alerts.values())
+        for after_s, expected in ((850, {"ttft", "joint"}), (950, set())):
+            await clock.advance(ended_s + after_s - clock.wall(), settle_turns=0)
+            before = len(heard.heard)
+            await e.send()
+            (repeat,) = [h for h in heard.heard[before:] if any(a["labels"]["alertname"] == "Watchdog" for a in h.body)]
+            assert {a["labels"].get("slo") for a in repeat.body} - {None} == expected
+            assert all(a["endsAt"] <= rfc3339(clock.wall()) for a in repeat.body if "slo" in a["labels"])
+
+
+async def test_people_are_told_again_of_what_goes_on_firing_and_once_of_its_end_whoever_leads(database: str) -> None:
+    clock = FakeClock(wall_s=START_S)
+    async with open_store(database) as store, FakeReceiver().serving() as often, FakeReceiver().serving() as once:
+        receivers = [
+            a_receiver(clock, name="often", url=often.url, repeat_s=20),
+            a_receiver(clock, name="once", url=once.url, repeat_s=None),
+        ]
+        first = await an_engine(store, clock=clock, receivers=receivers)
+        await first.minutes(35, 100, 0, send=True)
+        assert [len(often.heard), len(once.heard)] == [2, 2]
+        await first.minutes(20, 100, 0, send=True)  # windows are scaled: a minute of theirs is a second
+        assert [len(often.heard), len(once.heard)] == [4, 2]
+        second = await an_engine(store, clock=clock, fleet=first.fleet, receivers=receivers)
+        await second.minutes(8, 100, 0, send=True)
+        assert len(often.heard) == 4  # the next leader knows what was told
+        await second.minutes(14, 100, 0, send=True)
+        assert len(often.heard) == 6 and len({h.headers["idempotency-key"] for h in often.heard}) == 6
+        assert len({h.body["alerts"][0]["startsAt"] for h in often.heard}) == 1
+        await second.minutes(14, 100, 100, send=True)
+        assert [h.body["status"] for h in often.heard[6:]] == [h.body["status"] for h in once.heard[2:]] == ["resolved"] * 2
+
+
+async def test_a_receiver_that_is_down_gets_no_pile_of_repetitions(database: str) -> None:
+    clock = FakeClock(wall_s=START_S)
+    async with open_store(database) as store, FakeReceiver().serving() as heard:
+        e = await an_engine(store, clock=clock, receivers=[a_receiver(clock, url=heard.url, repeat_s=10)])
+        heard.answers = [503] * 1000
+        await e.minutes(35 + 40, 100, 0, send=True)
+        kept = [n for n in await e.alerting.store.notices() if n.body["labels"]["alertname"] == "FluidPDErrorBudgetBurn"]
+        assert len(kept) == 2
+        heard.answers = []
+        await clock.advance(120, settle_turns=0)
+        await e.minutes(3, 100, 0, send=True)
+        said = [h.body["commonLabels"].get("slo") for h in heard.heard[-6:]]
+        assert said.count("ttft") <= 2 and said.count("joint") <= 2
 
 
 @pytest.mark.parametrize(
@@ -234,6 +279,7 @@ async def test_a_redirect_is_not_followed() -> None:
         ({"kind": "webhook", "url": "https://ana:pw@h/x"}, "is a secret"),
         ({"kind": "webhook", "url": "http://169.254.169.254/x"}, "metadata"),
         ({"kind": "webhook", "url": "ftp://h/x"}, "write http"),
+        ({"kind": "alertmanager", "url": "http://am:9093", "repeat_s": 600}, "its own repeat_interval"),
     ],
 )
 def test_a_receiver_that_cannot_work_is_refused_at_the_start(given: dict[str, Any], why: str) -> None:
@@ -249,6 +295,7 @@ def test_a_receiver_that_cannot_work_is_refused_at_the_start(given: dict[str, An
             "more bad requests than there are requests",
         ),
         ({"alerting": {"window_scale": 7}}, "whole seconds"),
+        ({"alerting": {"runbook_url": "wiki/runbooks"}}, "runbook_url"),
         ({"alerting": {"receivers": [{"name": "a", "kind": "slack", "url_file": "/nowhere"}]}}, "cannot be read"),
         ({"alerting": {"receivers": [{"name": "a", "kind": "webhook", "url": "http://h"}] * 2}}, "two receivers are named a"),
     ],

@@ -35,6 +35,10 @@ def test_an_engine_that_restarted_counts_from_zero() -> None:
     assert counted(reading(1000), reading(7, 5)).total == 7  # a fall is a restart, whatever it calls itself
 
 
+def test_a_target_that_changes_while_a_histogram_is_counted_is_a_beginning_and_no_restart() -> None:
+    assert counted(reading(1000, 900), reading(1010, 300), reading(1020, 305)) == Counts(5.0, 10.0, 2.0)
+
+
 def test_an_engine_that_warms_up_after_its_start_is_not_judged() -> None:
     looks = (
         reading(1000),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from memory_fakes import NOW, a_decision, a_move, a_phase, index_second, open_store, worker_second
+from dataclasses import replace
+
+from memory_fakes import NOW, a_decision, a_move, a_phase, a_pin, a_worker, index_second, open_store, worker_second
 
 from controller.store import history
+from controller.store.alert_queries import Counts
+from controller.store.alerting import AlertStore
 from fluidpd.names import End, Heading, Phase, Role, WorkerState
 from fluidpd.record import IndexSecond
 from fluidpd.transition import Move
@@ -103,3 +107,21 @@ async def test_retention_deletes_old_seconds_and_ended_moves_and_never_an_open_o
         assert len(await store.queries.index_history("ppi", NOW - 10, later)) == 1
         assert await store.queries.decisions() == ()
         assert await history.prune(store, later, keep) == 0
+
+
+async def test_workers_that_left_long_ago_dropped_pins_and_old_minutes_of_slos_go_and_all_others_stay(database: str) -> None:
+    """Where workers come and go under new names, their rows would never end."""
+    keep = {"snapshots": 0.5, "seconds": 1.0, "minutes": 2.0, "five_minutes": 3.0, "hours": 4.0, "records": 5.0}
+    later = NOW + 6 * 86_400
+    async with open_store(database) as store:
+        gone = a_worker("left long ago", state=WorkerState.GONE)
+        await store.upsert_workers([gone, replace(gone, name="left today", seen_wall_s=later - 10), a_worker("silent")])
+        for name in ("w1", "w2"):
+            await store.set_pin(a_pin(name))
+        await store.drop_pin("w1")
+        assert await history.prune(store, later, keep) == 2
+        assert sorted(w.name for w in await store.queries.workers()) == ["left today", "silent"]
+        assert (await store.set_pin(a_pin("w2"))).version == 2, "what was not dropped is remembered"
+        await AlertStore(store).count({int(NOW): {("m", "joint"): Counts(1.0, 1.0, 60.0)}}, {}, {})
+        assert await history.prune(store, NOW + 44 * 86_400, keep) == 1  # who left that day; a pin that stands never goes
+        assert await history.prune(store, NOW + 46 * 86_400, keep) == 1

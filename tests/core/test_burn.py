@@ -133,6 +133,15 @@ def test_the_budget_says_what_is_left_how_long_it_lasts_and_what_it_does_not_kno
     assert budget(0, 0, 0, 0.99).left is None and exhausted_in_s(None, 1.0) is None and exhausted_in_s(0.5, None) is None
 
 
+def test_every_window_has_its_rate_which_is_one_where_the_budget_lasts_exactly_as_long_as_the_period() -> None:
+    made = track(73 * 60, bad_share=0.02)  # three days and an hour
+    rates = burn_rates(made, at(made), 0.98)
+    assert list(rates) == ["5m", "30m", "1h", "2h", "6h", "1d", "3d"]
+    assert rates == {window: pytest.approx(1.0) for window in rates}
+    assert exhausted_in_s(1.0, rates["3d"]) == pytest.approx(30 * 86_400)
+    assert {window: rate for window, rate in burn_rates(made, at(made), 0.99).items() if rate != pytest.approx(2.0)} == {}
+
+
 def test_the_pairs_are_those_of_the_sre_workbook() -> None:
     assert [(p.factor, p.windows, p.severity) for p in PAIRS] == [
         (14.4, "1h/5m", "page"),

@@ -24,6 +24,7 @@ from controller.stream import Hub
 from dashboard.app import create_app
 from dashboard.settings import DashboardSettings
 from fluidpd.record import IndexSecond, StatusRow
+from fluidpd.shares import percent
 from fluidpd.transition import Move
 
 SINCE = int(NOW) - 300
@@ -121,7 +122,7 @@ async def test_the_figures_are_the_status(both: Both) -> None:
     status = await both.json("status")
     joint = status["requests_good"] / status["requests_total"]
     assert both.figure("Requests inside both SLOs").startswith(
-        f"{joint * 100:.1f} % goal {status['targets']['joint_objective']:.1%}"[:-1]
+        f"{percent(joint)} goal {percent(status['targets']['joint_objective'])} of"
     )
     assert both.figure("Prefill pressure (PPI)").split()[0] == shown(status["ppi"]) == "0.36"
     assert both.figure("Decode pressure (DPI)").split()[0] == shown(status["dpi"]) == "unknown"

@@ -17,7 +17,7 @@ from page_reader import Page
 
 from controller.routes.bodies import to_json
 from dashboard import format as fmt
-from dashboard import lookups, places
+from dashboard import lookups, urls
 from dashboard.app import create_app
 from dashboard.explore import MissingPage
 from dashboard.pages import decision as decision_page
@@ -485,8 +485,8 @@ async def test_hostile_names_are_text_on_every_page_and_their_links_lead_back(
     row = decision(1, NOW - 61, EVIL, EVIL, lenders=(EVIL,), missing=(EVIL,), refusals=(refusal,), flips=(flip,))
     queries.decided = (row,)
     queries.audited = (AuditRow(1, NOW - 50, EVIL, EVIL, "pin", EVIL, EVIL, EVIL, EVIL),)
-    own = places.worker(EVIL)
-    for path in ("/fleet", own, "/transitions", places.transition(EVIL), "/decisions", "/decision/1", "/incident", "/"):
+    own = urls.worker(EVIL)
+    for path in ("/fleet", own, "/transitions", urls.transition(EVIL), "/decisions", "/decision/1", "/incident", "/"):
         answer = await browser.get(path)
         assert answer.status_code == 200, path
         assert "<script>alert" not in answer.text and "👩‍🚒" in answer.text, path
@@ -525,4 +525,4 @@ def test_an_attempt_counts_the_failures_in_a_row_of_the_same_move() -> None:
 
 def test_a_link_to_another_page_keeps_the_time_and_drops_the_filter() -> None:
     asked = Asked.of({"from": "now-1h", "q": "x", "sort": "worker"}, NOW, fleet.OWN)
-    assert asked.elsewhere(places.worker("w1")) == "/worker/w1?from=now-1h&to=now"
+    assert asked.elsewhere(urls.worker("w1")) == "/worker/w1?from=now-1h&to=now"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from dashboard_fleet import NOW, busy_fleet, move, second, worker
+from dashboard_fleet import NOW, busy_fleet, move, second, spans_of, worker
 
 from dashboard.pages import lanes, pressure
 from dashboard.pages.lanes import Lane
@@ -18,7 +18,7 @@ START = int(NOW) - 300
 
 
 def lane(rows: list[WorkerSecond], row: WorkerRow | None = None, **more: object) -> Lane:
-    view = lanes.view(WINDOW, 1, [row or worker()], rows, more.get("moves", ()), more.get("pins", ()))  # type: ignore[arg-type]
+    view = lanes.view(WINDOW, 1, [row or worker()], spans_of(rows, 1), more.get("moves", ()), more.get("pins", ()))  # type: ignore[arg-type]
     return view.lanes[0]
 
 
@@ -43,7 +43,7 @@ def test_stale_and_lost_workers_are_no_data_and_quarantine_is_a_failure() -> Non
 
 def test_every_stretch_has_a_colour_or_a_pattern_of_its_own() -> None:
     rows = [second(START + i, state=state) for i, state in enumerate(WorkerState)]
-    view = lanes.view(WINDOW, 1, [worker()], rows, [move("m-1", "w1", NOW - 100)], [])
+    view = lanes.view(WINDOW, 1, [worker()], spans_of(rows, 1), [move("m-1", "w1", NOW - 100)], [])
     plain = re.findall(r'class="s-(\w+)"(?! fill="url)', str(render(view)))
     assert set(plain) <= {"prefill", "decode", "lent", "pin"}
 

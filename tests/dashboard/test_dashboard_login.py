@@ -76,6 +76,11 @@ async def test_a_piece_of_a_page_is_refused_without_a_login_and_leads_there(stra
     assert (answer.status_code, answer.headers["hx-redirect"]) == (401, "/login?next=%2F%3Frange%3D1h")
 
 
+async def test_a_page_whose_address_cannot_be_read_leads_to_the_login_all_the_same(stranger: httpx.AsyncClient) -> None:
+    answer = await stranger.get("/part/header", headers={"HX-Current-URL": "http://["})
+    assert (answer.status_code, answer.headers["hx-redirect"]) == (401, "/login")
+
+
 async def test_nobody_acts_without_a_login(stranger: httpx.AsyncClient, controller: FakeController) -> None:
     answer = await stranger.post("/act/pin", data={**PIN, "csrf": await csrf_of(stranger)}, headers=OWN)
     assert answer.status_code == 401 and "nothing was done" in answer.text
@@ -228,6 +233,8 @@ async def test_a_database_that_cannot_be_read_shows_that_and_lets_nobody_act(
         ("https://evil.example/", "/"),
         ("javascript:alert(1)", "/"),
         ("/login?next=/", "/"),
+        ("//[", "/"),
+        ("http://[", "/"),
         ("/a\r\nSet-Cookie: x=1", "/"),
     ],
 )

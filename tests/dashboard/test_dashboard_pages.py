@@ -60,7 +60,7 @@ async def test_the_page_tells_the_whole_story(browser: httpx.AsyncClient) -> Non
     told = text_of(answer.text)
     for words in (
         "Users are inside their SLOs. FluidPD is balanced: 2 prefill, 6 decode.",
-        "98.4 % goal 95.0 %",
+        "98.4% goal 95.0%",
         "2P : 6D",
         "EMULATED",
         "51.3 k tokens lent",

@@ -94,7 +94,7 @@ async def test_a_comparison_is_drawn_with_its_numbers_and_says_simulated(replay:
     put(tmp_path, "one.json", comparison())
     assert "/replay/one.json" in Page((await replay.get("/replay")).text).links
     read = Page((await replay.get("/replay/one.json")).text)
-    assert "SIMULATED" in read.text and "94.0 %" in read.text
+    assert "SIMULATED" in read.text and "94.0%" in read.text
     rows = {row[0].text: row for row in read.tables["runs"].rows}
     assert rows["goodput"][2].number == 0.94 and rows["goodput"][6].text == "unknown"
     exported = (await replay.get("/replay/one.json?format=json&table=runs")).json()

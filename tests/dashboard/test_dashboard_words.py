@@ -54,7 +54,7 @@ def test_seconds_read_like_a_person_would_say_them(value: float | None, text: st
     [
         ("ppi", 1.3812, "1.38"),
         ("open_tokens", 51300, "51.3 k tokens"),
-        ("kv_share", 0.42, "42.0 %"),
+        ("kv_share", 0.42, "42.0%"),
         ("kv_bytes", 3_200_000, "3.2 MB"),
         ("over_for_s", 0.4, "400 ms"),
         ("batch", 31, "31"),

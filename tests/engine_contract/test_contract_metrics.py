@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from contract_pair import Pair
+from contract_pair import Pair, Worker
 
 from fluidpd.names import Role
+from fluidpd.slo import SloTargets
 from fluidpd.telemetry import Known
 from sidecar.engines.page import NAMES, parse_page, read_page
+from sidecar.engines.slo_counts import WANTED, slo_counts
 
 RUNNING, REQUESTS = "sglang:num_running_reqs", "sglang:num_requests_total"
 RANK = {"engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank"}
@@ -124,3 +126,28 @@ async def test_the_adapter_measures_both_roles(engine: Pair) -> None:
     assert isinstance(
         read_page(parse_page((await engine.get(engine.d, "/metrics")).text), 0.0).readings["kv_capacity_tokens"], Known
     )
+
+
+async def test_without_the_plugin_a_request_is_judged_once_by_the_engines_own_histograms(engine: Pair) -> None:
+    patient = SloTargets(ttft_s=40.0, tbt_s=8.0)
+
+    async def judged(worker: Worker, targets: SloTargets = patient) -> tuple[dict[str, float], tuple[str, ...]]:
+        page = parse_page((await engine.get(worker, "/metrics")).text, also=WANTED)
+        assert not page.rejected
+        return slo_counts(page.series, targets)
+
+    await engine.both("/generate", 6, stream=True)  # the histograms have their first series with their first request
+    before, (at_prefill, _) = (await judged(engine.d))[0], await judged(engine.p)
+    for _ in range(2):
+        await engine.both("/generate", 6, stream=True)
+    after, notes = await judged(engine.d)
+    assert {name: after[name] - before[name] for name in after} == dict.fromkeys(
+        ("ttft_judged_total", "ttft_good_total", "tbt_judged_total", "tbt_good_total"), 2.0
+    )
+    assert [n.split(";")[0] for n in notes] == [
+        "slo ttft from sglang:time_to_first_token_seconds",
+        "slo tbt from sglang:request_time_per_output_token_seconds",
+    ]
+    assert (await judged(engine.p))[0] == at_prefill, "its half of a request is nobody's first token"
+    values, notes = await judged(engine.d, SloTargets(ttft_s=0.5, tbt_s=0.05))
+    assert values == {} and "--bucket-time-to-first-token" in notes[0] and "--bucket-inter-token-latency" in notes[1]

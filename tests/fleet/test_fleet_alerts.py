@@ -5,16 +5,13 @@ Windows are scaled 1:60, and everything that is shown says so.
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import httpx
 import pytest
 from alertmanager_server import Alertmanager, alertmanager
+from fleet_hooks import Hook, a_hook
 from fleet_tools import Api, Load, kill, steady, until
 
 from cli.fleet import Fleet, FleetSpec, running
@@ -22,40 +19,15 @@ from cli.fleet import Fleet, FleetSpec, running
 pytestmark = [pytest.mark.faults, pytest.mark.prometheus]
 
 
-class Hook:
-    """What Alertmanager called."""
-
-    def __init__(self) -> None:
-        heard: list[dict[str, Any]] = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.heard = heard
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def of(self, status: str, slo: str = "ttft") -> list[dict[str, Any]]:
-        return [h for h in self.heard if h["status"] == status and h["commonLabels"].get("slo") == slo]
-
-
 @pytest.fixture(scope="module")
 def hook() -> Iterator[Hook]:
-    made = Hook()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with a_hook() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def am(hook: Hook, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alertmanager]:
-    with alertmanager(tmp_path_factory.mktemp("am"), f"http://127.0.0.1:{hook.server.server_port}/") as server:
+    with alertmanager(tmp_path_factory.mktemp("am"), hook.url) as server:
         yield server
 
 
@@ -76,8 +48,8 @@ def test_a_breach_pages_through_a_real_alertmanager_survives_kill_9_and_ends(fle
     load = Load(fleet, steady(75, rate=12, prompt=60, output=4), "breach")
     began_s = time.monotonic()
     until(lambda: bool(hook.of("firing")), 90, "the page")
-    fired_s = time.monotonic() - began_s
-    page = hook.of("firing")[0]
+    print(f"paged after {time.monotonic() - began_s:.0f} s of load")
+    page = hook.of("firing")[0].body
     text = page["commonAnnotations"]
     assert "100.0% of default's requests wait longer than 0.001 s for their first token" in text["summary"]
     assert "(windows scaled 1:60)" in text["summary"] and text["first_command"] == "fluidpd status"
@@ -92,16 +64,13 @@ def test_a_breach_pages_through_a_real_alertmanager_survives_kill_9_and_ends(fle
     def fires_on() -> bool:
         return {a["state"] for a in api.get("alerts")["alerts"] if a["severity"] == "page"} == {"firing"}
 
-    led_s = time.monotonic()
     until(fires_on, 30, "it fires on")
-    on_s = time.monotonic() - led_s
     after = {a["labels"]["slo"]: a["startsAt"] for a in am.alerts(severity="page")}
     assert {slo: after[slo] for slo in starts} == starts, "the same beginning"
     assert len(hook.of("firing")) == 1, "told once"
     load.finish(200)
-    finished_s = time.monotonic()
+    ended_s = time.monotonic()
     until(lambda: bool(hook.of("resolved")), 60, "its end")
-    ended_s = time.monotonic() - finished_s
+    print(f"ended {time.monotonic() - ended_s:.0f} s after the load")
     assert len(hook.of("firing")) == len(hook.of("resolved")) == 1
-    print(f"paged after {fired_s:.0f} s of load, fired on {on_s:.0f} s after the new lead, ended {ended_s:.0f} s after the load")
     api.http.close()

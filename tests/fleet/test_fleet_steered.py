@@ -215,5 +215,6 @@ def test_pages_answer_while_the_controller_is_away_and_say_that_nothing_can_be_d
     assert page.input_value("#pin-form input[name=reason]") == "nobody is there"
     page.goto(f"{guarded.dashboard_url}/audit")
     page.wait_for_selector("text=incident 17")
+    page.wait_for_selector("#badges >> text=STALE")
     page.goto(f"{guarded.dashboard_url}/settings")
     page.wait_for_selector("text=cannot be shown")

@@ -10,8 +10,9 @@ import yaml
 from typer.main import get_command
 
 from cli.main import app
-from controller.alerting.messages import kebab
+from controller.alerting.messages import kebab, runbook
 from controller.alerting.rules import BURN_PAGE, PROMETHEUS_ONLY, RULES
+from controller.settings_alerting import AlertingSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "runbooks"
@@ -35,6 +36,19 @@ def test_every_alert_has_a_runbook_with_each_step(name: str) -> None:
     assert all(len(part.strip()) > 15 for part in re.split(r"^## .*$", text, flags=re.MULTILINE)[1:])
 
 
+def test_both_engines_link_the_same_pages_and_the_page_on_alerts_says_where_that_is_set() -> None:
+    base = AlertingSettings().runbook_url
+    linked = {f"{base}/{kebab(name)}.md" for name in OURS}
+    assert {runbook(name, AlertingSettings()) for name in OURS} == linked
+    rules = [g["rules"] for f in (ROOT / "config" / "alerts").glob("*.yml") for g in yaml.safe_load(f.read_text())["groups"]]
+    urls = {rule["annotations"]["runbook_url"] for group in rules for rule in group if "alert" in rule}
+    assert {url.rpartition("/")[0] for url in urls} == {base} and linked <= urls
+    elsewhere = AlertingSettings(runbook_url="https://wiki.example/runbooks/")
+    assert runbook("FluidPDNoLeader", elsewhere) == "https://wiki.example/runbooks/no-leader.md"
+    page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+    assert "`alerting.runbook_url`" in page and base in page
+
+
 def test_no_runbook_belongs_to_no_alert() -> None:
     assert {path.stem for path in FOLDER.glob("*.md")} == {kebab(name) for name in OURS | shipped()}
 
@@ -56,4 +70,4 @@ def test_what_a_runbook_names_is_there(page: Path) -> None:
 
 def test_the_page_on_alerts_names_every_alert() -> None:
     page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
-    assert [name for name in OURS if f"`{name}`" not in page] == []
+    assert [name for name in sorted(OURS | shipped()) if f"`{name}`" not in page] == []

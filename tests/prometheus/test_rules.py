@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from alert_labels import RAISED_BY_BOTH
 
 from cli.main import app as cli_app
+from controller.alerting.rules import BURN_PAGE, BURN_TICKET, PROMETHEUS_ONLY
+from controller.alerting.rules import RULES as BUILT_IN
 from controller.metric_set import METRICS
 from sidecar.metric_set import METRICS as OF_SIDECAR
 
@@ -159,6 +162,26 @@ CASES: dict[str, tuple[dict[str, str], str, str, dict[str, str]]] = {
         "12m",
         {"role": "decode"},
     ),
+    "FluidPDRoleEmpty": (
+        {
+            'fluidpd_pool_workers{role="prefill",state="serving"}': "1x5 0x20",
+            'fluidpd_pool_workers{role="prefill",state="moving"}': "0x25",
+            'fluidpd_pool_workers{role="decode",state="serving"}': "2x25",
+        },
+        "5m",
+        "8m",
+        {"role": "prefill"},
+    ),
+    "FluidPDPairBroken": (
+        {
+            'fluidpd_worker_stuck_transfers{worker="d1"}': "0x5 3x20",
+            'fluidpd_worker_stuck_transfers{worker="d2"}': "0x25",
+            'fluidpd_pool_workers{role="prefill",state="lost"}': "1x25",
+        },
+        "5m",
+        "7m",
+        {},
+    ),
     "FluidPDAutomationPausedTooLong": ({"fluidpd_automation_paused": "1x40"}, "3h", "4h10m", {}),
     "FluidPDDatabaseUnavailable": ({"fluidpd_db_up": "1x5 0x20"}, "6m", "8m", {}),
     "FluidPDSamplesDropped": ({"fluidpd_db_dropped_samples_total": "0x5 9x60"}, "5m", "8m", {}),
@@ -192,6 +215,26 @@ def test_every_alert_has_a_case_here_and_the_watchdog_always_fires(judged: Any) 
     judged({}, {"1m": {"Watchdog": [{"severity": "none"}]}})
 
 
+def test_an_alertmanager_that_hears_both_engines_sees_one_alert_for_one_thing() -> None:
+    own = {name: set(labels) for name, (_, _, _, labels) in CASES.items()} | {BURN: set(PAGE) - {"severity"}, "Watchdog": set()}
+    assert {name: own[name] for name in RAISED_BY_BOTH} == RAISED_BY_BOTH
+    ours = {(rule.name, rule.severity.value) for rule in (BURN_PAGE, BURN_TICKET, *(rule for rule, _ in BUILT_IN))}
+    theirs = {(rule["alert"], rule["labels"]["severity"]) for rule in ALERTS}
+    assert ours <= theirs and {name for name, _ in ours} == set(RAISED_BY_BOTH)
+    assert set(PROMETHEUS_ONLY) <= {name for name, _ in theirs - ours}
+
+
+def test_recorded_series_have_the_names_that_sre_tools_know() -> None:
+    windows = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
+    known = {f"slo:sli_error:ratio_rate{w}" for w in windows} | {
+        "slo:objective:ratio",
+        "slo:error_budget:ratio",
+        "slo:current_burn_rate:ratio",
+        "slo:period_error_budget_remaining:ratio",
+    }
+    assert known <= {rule["record"] for group in KNOWN["groups"] for rule in group["rules"] if "record" in rule}
+
+
 def test_a_worker_that_was_never_heard_counts_as_silent_and_one_that_is_heard_does_not(judged: Any) -> None:
     stale = "FluidPDTelemetryStale"
     judged({'fluidpd_worker_up{worker="w1"}': "0x20"}, {"3m": {stale: [{"severity": "ticket"}]}})
@@ -205,6 +248,19 @@ def test_a_pool_at_its_minimum_at_ease_is_nobodys_business(judged: Any) -> None:
 
 
 # ------------------------------------------------------------------ the file
+
+
+def test_the_configurations_in_the_guide_are_accepted_by_the_tools_they_are_for(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    for name, tool in (("prometheus.yml", ("promtool", "check", "config")), ("alertmanager.yml", ("amtool", "check-config"))):
+        (text,) = re.findall(rf"```yaml\n(# {name}\n.*?)```", guide, re.DOTALL)
+        text = text.replace("/etc/prometheus/fluidpd.yml", str(RULES)).replace(
+            "/etc/prometheus/fluidpd.token", str(tmp_path / "token")
+        )
+        (tmp_path / "token").write_text("t")
+        (tmp_path / name).write_text(text)
+        done = subprocess.run([*tool, str(tmp_path / name)], capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_promtool_accepts_the_rules() -> None:

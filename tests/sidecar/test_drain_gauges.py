@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 import pytest
-from sidecar_fakes import FakeEngine, FakePlugin, Rig
+from sidecar_fakes import IDLE_COUNTS, FakeEngine, FakePlugin, Rig
 
 from fluidpd.names import End, Role
 from sidecar.ports import SwitchAnswer, SwitchResult
@@ -37,8 +37,22 @@ async def test_one_zero_is_not_idle_a_drain_ends_only_after_several_in_a_row(
     assert controller.reports[1].numbers["polls"] == polls and engine.log == ["prepare decode", "switch decode"]
 
 
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("gauge", IDLE_COUNTS)
+async def test_no_switch_is_asked_for_before_each_queue_is_empty_and_the_report_says_which_was_waited_for(
+    make_rig: MakeRig, gauge: str, role: Role
+) -> None:
+    """A prefill worker that still sends, a decode worker that still allocates: neither runs a request, and both are at work."""
+    engine = FakeEngine(role=role, work=deque([{gauge: 4.0}] * 8))
+    rig = make_rig(engine=engine, plugin=FakePlugin(connected=False), to=role.other)
+    controller = await rig.run()
+    drain = controller.reports[1]
+    assert controller.move.end is End.DONE and engine.log == [f"prepare {role.other}", f"switch {role.other}"]
+    assert drain.numbers["polls"] == 11 and {n for n in drain.numbers if n.endswith("_s")} == {f"{gauge}_s"}
+
+
 @pytest.mark.parametrize("connected", [True, False], ids=["with a plugin", "without"])
-@pytest.mark.parametrize("gauge", ["running", "inflight_queue", "transfer_queue", "waiting"])
+@pytest.mark.parametrize("gauge", IDLE_COUNTS)
 async def test_a_gauge_that_leaked_is_not_endless_work_the_deadline_ends_it_and_names_it(
     make_rig: MakeRig, gauge: str, connected: bool
 ) -> None:

@@ -20,6 +20,8 @@ from fluidpd.names import Answer, End, Role
 from fluidpd.signing import SIGNATURE_HEADER
 from sidecar.app import Sidecar
 from sidecar.clock import Clock
+from sidecar.engines.page import parse_page
+from sidecar.engines.slo_counts import WANTED
 from sidecar.peers import SIDECAR_HEADER
 from sidecar.ports import EngineFacts, SwitchAnswer, SwitchResult
 from sidecar.protocol import AdoptAnswer, ClaimAnswer, ClaimWanted, HandoffWanted, Order, PluginSample, RelayGone, Reply, Tokens
@@ -446,6 +448,25 @@ async def test_a_later_welcome_changes_the_sample_rate_of_the_sidecar_and_of_its
             while it.sidecar.sampler.rate_hz != 5.0 or it.plugin.got[-1].type != "welcome":
                 await asyncio.sleep(0.01)
         assert it.plugin.got[-1].sample_hz == 5.0 and len(controller.hellos) == len(controller.connections)
+
+
+async def test_requests_are_judged_by_the_targets_that_the_controller_has_for_the_model(tmp_path: Path) -> None:
+    slo = {"ttft_s": 9.0, "tbt_s": 0.5}
+    async with FakeController() as controller, one(tmp_path, "d1", Role.DECODE, controller.url, slo=slo) as it:
+        await controller.until(lambda: bool(controller.connections) and it.sidecar.link.connected)
+        first = it.plugin.got[0]
+        assert (first.ttft_slo_s, first.tbt_slo_s) == (9.0, 0.5)  # its own, while no controller says another
+        bucket = "sglang:time_to_first_token_seconds_bucket"
+        page = parse_page(f'{bucket}{{le="0.3"}} 4\n{bucket}{{le="+Inf"}} 5\n', also=WANTED)
+        assert it.sidecar._judge(page.series)[0] == {}
+        said = {"type": "welcome", "protocol": 1, "incarnation": 1, "epoch": 1, "sample_hz": 20.0, "mode": "active"}
+        await controller.connections[-1].send(json.dumps({**said, "ttft_slo_s": 0.3, "tbt_slo_s": 0.02}))
+        again = (await it.plugin.wait("welcome", 2))[-1]
+        assert (again.ttft_slo_s, again.tbt_slo_s, it.sidecar.sampler.tbt_slo_s) == (0.3, 0.02, 0.02)
+        assert it.sidecar._judge(page.series)[0] == {"ttft_judged_total": 5, "ttft_good_total": 4}
+        await controller.connections[-1].send(json.dumps(said))  # an older controller leads now: it says nothing of targets
+        await controller.connections[-1].send(json.dumps({**said, "sample_hz": 5.0}))
+        assert (await it.plugin.wait("welcome", 3))[-1].ttft_slo_s == 0.3
 
 
 async def test_a_broken_connection_is_dialled_again_and_every_report_is_sent_again(tmp_path: Path) -> None:
