@@ -197,7 +197,7 @@ async def test_sixteen_simulated_minutes_leave_nothing_behind(book: Book) -> Non
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3_600)
+@pytest.mark.timeout(7_200)
 async def test_a_simulated_day_leaves_nothing_behind(book: Book) -> None:
     with quick_folder() as folder:
         async with a_day(folder) as day:
