@@ -77,7 +77,7 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"  # nobody reads 1.44e+04
     if isinstance(value, Mapping):
         return " ".join(f"{key}={cell(item)}" for key, item in value.items()) or ABSENT
     if isinstance(value, list | tuple):

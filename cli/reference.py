@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from cli.meanings import meaning
+from cli.output import cell
 from cli.reference_metrics import controller_metrics, engine_readings, page_troubles, sidecar_metrics
 from fluidpd.transition import diagram
 
@@ -83,7 +84,7 @@ def default(field: FieldInfo) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
         return ", ".join(f"`{item}`" for item in value)
-    shown = f"{value:.4g}" if isinstance(value, float) else str(getattr(value, "value", value))
+    shown = cell(value) if isinstance(value, float) else str(getattr(value, "value", value))
     return "`" + shown.replace("|", "\\|") + "`"
 
 
