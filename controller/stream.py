@@ -121,7 +121,8 @@ class Hub:
                     yield item.text()
             while not self._closed:
                 try:
-                    item_or_end = await asyncio.wait_for(queue.get(), heartbeat_s)
+                    async with asyncio.timeout(heartbeat_s):
+                        item_or_end = await queue.get()
                 except TimeoutError:
                     yield ": still here\n\n"
                     continue

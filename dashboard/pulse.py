@@ -87,7 +87,8 @@ class Pulse:
                 yield missed
             while True:
                 try:
-                    nudge = await asyncio.wait_for(queue.get(), HEARTBEAT_S)
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        nudge = await queue.get()
                     if nudge is None:
                         return
                     yield nudge.as_sse()
@@ -119,7 +120,8 @@ class Pulse:
             self._publish()
             await asyncio.sleep(min(SPACING_S, self.beat_s))
             try:
-                await asyncio.wait_for(self._urgent.wait(), max(0.0, self.beat_s - SPACING_S))
+                async with asyncio.timeout(max(0.0, self.beat_s - SPACING_S)):
+                    await self._urgent.wait()
             except TimeoutError:
                 continue
 

@@ -423,4 +423,5 @@ class Sidecar:
             await self.driver.write_welcome()  # a disk that was full may have room again
             self._ask_facts.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ask_facts.wait(), _FACTS_EVERY_S if self.facts is not None else 0.1)
+                async with asyncio.timeout(_FACTS_EVERY_S if self.facts is not None else 0.1):
+                    await self._ask_facts.wait()

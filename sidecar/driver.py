@@ -346,7 +346,8 @@ class Driver:
         if move.state.phase is not Phase.PREFLIGHT:
             return await heard
         try:
-            return await asyncio.wait_for(heard, self._limits.router_wait_s)
+            async with asyncio.timeout(self._limits.router_wait_s):
+                return await heard
         except TimeoutError:
             return Outcome(
                 Event.EXPIRED, f"the controller did not take the worker out of the router within {self._limits.router_wait_s:g} s"

@@ -233,7 +233,8 @@ class Adoptions:
         try:
             if not self._plugin.tell(Adopt(state=state), CAN_ADOPT):
                 return AdoptAnswer(id=state.id, accepted=False, why="unknown")
-            answer = await asyncio.wait_for(waiting, self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                answer = await waiting
             accepted = answer.accepted
             return answer
         except TimeoutError:

@@ -193,7 +193,8 @@ class Link:
                 self._way_s = await (await socket.ping()) / 2
             self._hello_s = self._clock.now()
             sealed = await self._say_hello(socket, hello, within_s)
-            welcome = self._answer(await asyncio.wait_for(sealed.recv(), within_s))
+            async with asyncio.timeout(within_s):
+                welcome = self._answer(await sealed.recv())
             await self._driver.welcomed(welcome.incarnation, welcome.epoch)
             self._outbox.clear()  # unsent receipts belong to a connection that is gone; the controller asks again by id
             self._sample = None
@@ -224,7 +225,8 @@ class Link:
         if not self._proof.is_set:
             await socket.send(hello.model_dump_json())
             return Sealed(socket)
-        raw = await asyncio.wait_for(socket.recv(), within_s)
+        async with asyncio.timeout(within_s):
+            raw = await socket.recv()
         _raise_if_refused(json.loads(raw))
         challenge = self._proof.challenge_in(raw)
         frame, outgoing, incoming = self._proof.sealed(hello, challenge)

@@ -208,7 +208,8 @@ class Claims:
         if not pending.done():
             # Asked again even if it is being asked already: the plugin answers the same, and its first answer may have been lost.
             self._plugin.tell(Claim(id=id_, room=claim.room, claimer=claim.claimer), CAN_GIVE)
-        said = await asyncio.wait_for(asyncio.shield(pending), self._timeout_s)
+        async with asyncio.timeout(self._timeout_s):
+            said = await asyncio.shield(pending)
         why = "given" if said.given else (said.why or "refused")
         self.answered_total[why] = self.answered_total.get(why, 0) + 1
         return PeerClaimAnswer(given=said.given, why=said.why)

@@ -114,7 +114,8 @@ async def _until(ending: asyncio.Event, serving: asyncio.Task[None], sidecar: Si
         if crash is not None:
             raise crash
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ending.wait(), 0.2)
+            async with asyncio.timeout(0.2):
+                await ending.wait()
 
 
 def _listen(host: str, port: int) -> socket.socket:

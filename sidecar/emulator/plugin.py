@@ -226,7 +226,8 @@ class PluginConnection:
     async def _sample_for_ever(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._jump.wait(), 1 / self._sample_hz)
+                async with asyncio.timeout(1 / self._sample_hz):
+                    await self._jump.wait()
                 await asyncio.sleep(_SHORTEST_GAP_S)
             except TimeoutError:
                 pass  # nothing jumped: the regular sample is due

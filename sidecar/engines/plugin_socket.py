@@ -171,7 +171,8 @@ class PluginSocket:
         try:
             if not connection.send(Order.model_validate({"id": id_, "what": what, **fields})):
                 raise PluginGone("the plugin's connection is closing")
-            return await asyncio.wait_for(answer, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await answer
         finally:
             self._waiting.pop(id_, None)
 
@@ -226,7 +227,8 @@ class PluginSocket:
             writer.close()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Connection | None:
-        raw = await asyncio.wait_for(reader.readline(), _HELLO_WITHIN_S)
+        async with asyncio.timeout(_HELLO_WITHIN_S):
+            raw = await reader.readline()
         try:
             said = json.loads(raw)
             if isinstance(said, dict) and said.get("protocol") != PLUGIN_PROTOCOL:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from sidecar_fakes import Bomb, FakeEngine, FakePlugin, Rig, cancel, command, move_order
@@ -14,7 +15,7 @@ from fluidpd.command import StalePeer
 from fluidpd.names import Answer, End, Heading, Phase, Role
 from fluidpd.transition import Event
 from sidecar.clock import Clock
-from sidecar.phases import Told
+from sidecar.phases import Outcome, Told
 from sidecar.ports import Look, SwitchAnswer, SwitchResult
 from sidecar.protocol import Reply
 
@@ -231,6 +232,24 @@ async def test_a_move_left_in_admit_gives_way_to_the_next_one(make_rig: MakeRig)
     await rig.begin()
     await rig.driver.command(command(move_order("m9"), id_="busy"), Clock().now())
     assert rig.driver.answers_total == {("move", "accepted"): 1, ("move", "busy"): 1}
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_stop_at_the_moment_at_which_the_controller_speaks_is_a_stop(make_rig: MakeRig, turns: int) -> None:
+    """Before Python 3.12 asyncio.wait_for forgets that it was cancelled, if what it waits for has just come."""
+    rig = make_rig()
+    said: asyncio.Queue[Outcome] = asyncio.Queue()
+    standing = SimpleNamespace(state=SimpleNamespace(phase=Phase.PREFLIGHT))
+    heard = asyncio.create_task(said.get())
+    waits = asyncio.create_task(rig.driver._patiently(heard, standing))  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    said.put_nowait(Outcome(Event.LEFT_ROUTER))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    was_done = waits.done()
+    waits.cancel()
+    await asyncio.wait({waits})
+    assert waits.cancelled() or was_done
 
 
 async def test_an_engine_in_another_role_than_the_order_assumes_cancels_the_move(make_rig: MakeRig) -> None:
