@@ -20,7 +20,7 @@ _NOBODY_DECIDES = ("static", "static_tuned", "colocated_prefill_first", "colocat
 _DECIDING = ("control", "moving", "lending", "terms", "readout")
 _DECIDING_MODULES = (*(f"fluidpd.simulator.{m}" for m in _DECIDING), "fluidpd.indices", "fluidpd.decision", "fluidpd.transition")
 _MEASURED_BY = {Task.RUN: ("cells", "watch", "bootstrap"), Task.GOODPUT: ("cells", "goodput", "factor")}
-_BOUNDED_BY = {GOODPUT_BOUND: ("fluid", "factor"), IDEAL: ("ideal", "factor"), SCHEDULE: ("schedule", "factor")}
+_BOUNDED_BY = {GOODPUT_BOUND: ("fluid", "factor"), IDEAL: ("ideal", "bound", "factor"), SCHEDULE: ("schedule", "factor")}
 _BOUND_BY = ("cells", "bound")
 
 

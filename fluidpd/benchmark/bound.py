@@ -7,10 +7,13 @@ would be late is dropped beforehand. A real fleet keeps less; where the bound is
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 
 from fluidpd.cost import CostModel
 from fluidpd.simulator.workload import Request, Workload
 from fluidpd.slo import SloTargets
+
+MOST_ROWS = 8192
 
 
 def prefill_bound(workload: Workload, cost: CostModel, workers: int, slo: SloTargets, kv_capacity_tokens: int) -> float:
@@ -19,12 +22,10 @@ def prefill_bound(workload: Workload, cost: CostModel, workers: int, slo: SloTar
     The greedy rule of Kise, Ibaraki and Mine (Operations Research 26, 1978): in order of arrival; when one would be late, leave
     out the one of its busy stretch whose absence lets the rest end soonest. It is optimal for deadlines in order of arrival.
     """
-    per_row = min(cost.rows(n) / n for n in range(1, 8193))
     kept: list[tuple[float, float]] = []  # (arrival, work) of the busy stretch under way
     ends, good = 0.0, 0
     for r in workload.requests:
-        rest = r.prompt_tokens - r.cached_tokens
-        alone = per_row * rest + cost.p1_s * rest + cost.p2_s * rest * (r.cached_tokens + rest / 2)
+        alone = alone_s(r, cost)
         limit = r.arrival_s + slo.ttft_s - cost.transfer_s(r.prompt_tokens)
         if r.arrival_s + alone > limit or not _fits(r, kv_capacity_tokens):
             continue
@@ -38,6 +39,18 @@ def prefill_bound(workload: Workload, cost: CostModel, workers: int, slo: SloTar
             del kept[out]
             good -= 1
     return good / len(workload.requests) if workload.requests else 0.0
+
+
+@lru_cache(maxsize=16)
+def cheapest_row_s(cost: CostModel) -> float:
+    """Seconds of a worker for a row of a prompt, at the batch in which rows are cheapest."""
+    return min(cost.rows(n) / n for n in range(1, MOST_ROWS + 1))
+
+
+def alone_s(r: Request, cost: CostModel) -> float:
+    """Seconds of one worker for the prefill of `r`, its rows at their cheapest and its attention whole."""
+    rest = r.prompt_tokens - r.cached_tokens
+    return cheapest_row_s(cost) * rest + cost.p1_s * rest + cost.p2_s * rest * (r.cached_tokens + rest / 2)
 
 
 def _fits(r: Request, kv_capacity_tokens: int) -> bool:

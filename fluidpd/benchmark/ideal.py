@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
+from fluidpd.benchmark.bound import alone_s, cheapest_row_s
 from fluidpd.benchmark.cells import Cell, Record
 from fluidpd.benchmark.factor import FactorSearch
 from fluidpd.benchmark.goodput import GOODPUT_SHARES
@@ -25,7 +26,6 @@ PACES = (1.0, 0.75, 0.6)  # of the target for token gaps; the best of them count
 SLOT_S = 0.25
 _AFTER_S = 600.0  # the last arrival
 _CONTEXT_STEP = 2000  # tokens of context in the whole fleet that make no difference
-_MOST_ROWS = 8192
 _LENT_CHUNK = 2048
 
 
@@ -44,8 +44,7 @@ def kept(
     """The share of requests whose first token comes in time; where that is below `least`, some number below it."""
     if not workload.requests:
         return 0.0
-    row_s = _row_s(cost)
-    works = [_alone_s(r, cost, row_s) for r in workload.requests]
+    works = [alone_s(r, cost) for r in workload.requests]
     return max(
         _in_time(workload.requests, works, _left(workload, cost, workers, pace * slo.tbt_s, kv_capacity_tokens), cost, slo, least)
         for pace in PACES
@@ -79,7 +78,7 @@ def beside(cost: CostModel, workers: int, limit_s: float, capacity: int, batch: 
     """The most prefill, in workers, beside `batch` generations that hold so many times 2,000 tokens; 0 if they do not fit."""
     if batch == 0:
         return float(workers)
-    row_s, most = _row_s(cost) + cost.p1_s, 0.0
+    row_s, most = cheapest_row_s(cost) + cost.p1_s, 0.0
     for decoders in range(1, workers + 1):
         each, context = max(1, round(batch / decoders)), round(context_steps * _CONTEXT_STEP / decoders)
         if context > capacity or cost.decode_s(each, context) > limit_s:
@@ -109,13 +108,3 @@ def _in_time(
         elif good + rest < least * len(requests):
             break
     return (good + rest) / len(requests)
-
-
-@lru_cache(maxsize=16)
-def _row_s(cost: CostModel) -> float:
-    return min(cost.rows(n) / n for n in range(1, _MOST_ROWS + 1))
-
-
-def _alone_s(r: Request, cost: CostModel, row_s: float) -> float:
-    rest = r.prompt_tokens - r.cached_tokens
-    return row_s * rest + cost.p1_s * rest + cost.p2_s * rest * (r.cached_tokens + rest / 2)

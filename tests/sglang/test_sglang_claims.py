@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,11 +106,9 @@ class Pair:
             time.sleep(0.01)  # one after the other: the order of arrival is the same on both sides
         return [a.wait() for a in asked]
 
-    @contextmanager
-    def slow_prefill(self, seconds: float = 0.6) -> Iterator[None]:
+    def slow_prefill(self, seconds: float = 0.6) -> AbstractContextManager[None]:
         """A prefill worker that is clearly behind, whatever this machine is."""
-        with slowed(self.prefill, seconds):
-            yield
+        return slowed(self.prefill, seconds)
 
     def assert_clean(self) -> None:
         """Both schedulers say that they are idle, every KV token is free again, and no hook has failed."""
