@@ -31,7 +31,8 @@ class PrefillPeer(WireModel):
 
 
 class GrantTerms(WireModel):
-    """Permission to borrow, FluidToken's one instrument. Dies by itself after `ttl_s`."""
+    """Permission to borrow (to a decode worker), or to serve those prompts first that can still be in time (to a prefill worker).
+    FluidToken's one instrument. Dies by itself after `ttl_s`."""
 
     kind: Literal[CommandKind.GRANT] = CommandKind.GRANT
     prefill: tuple[PrefillPeer, ...]
@@ -42,6 +43,11 @@ class GrantTerms(WireModel):
     ttl_s: float = Field(gt=0, le=5)
     claim_margin: float = Field(default=0.25, ge=0)
     progress_floor_s: float = Field(default=0.25, gt=0, description="a borrowed prompt gets a minimal chunk at least this often")
+    triage_margin_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="to a prefill worker: what can be done so long before ttft_slo_s goes first; none: to borrow",
+    )
 
     def for_record(self) -> dict[str, Any]:
         """Who may be borrowed from. The waits that it tells of are over before anybody reads them in a database."""
@@ -156,14 +162,15 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a decision asks for, before addresses are filled in: moves to start, workers that lend, workers that stop."""
+    """What a decision asks for, before addresses are filled in: moves to start, workers that lend, workers that triage."""
 
     flips: tuple[Flip, ...] = ()
     lenders: tuple[str, ...] = ()
+    triage: tuple[str, ...] = ()
     epoch: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.flips or self.lenders)
+        return bool(self.flips or self.lenders or self.triage)
 
 
 def orders_for(decision: Decision, fence: Fence, permitted: bool) -> Orders:
@@ -174,6 +181,7 @@ def orders_for(decision: Decision, fence: Fence, permitted: bool) -> Orders:
     return Orders(
         flips=tuple(f for f in decision.flips if f.worker in known),
         lenders=tuple(w for w in decision.lenders if w in known),
+        triage=tuple(w for w in decision.triage if w in known),
         epoch=fence.epoch,
     )
 

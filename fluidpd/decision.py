@@ -34,13 +34,15 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the policy wants at `at_s`. `lenders` is the whole set of decode workers that may borrow prompts from now on."""
+    """What the policy wants at `at_s`. `lenders` is the whole set of decode workers that may borrow prompts from now on; `triage`
+    the prefill workers that serve those first that can still be in time. Both end by themselves when they are not named again."""
 
     at_s: float
     action: Action
     reason: Reason
     flips: tuple[Flip, ...] = ()
     lenders: tuple[str, ...] = ()
+    triage: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     numbers: Mapping[str, float | None] = field(default_factory=dict)
     missing: tuple[str, ...] = ()  # workers whose telemetry is missing or stale, also when the decision could be made

@@ -6,12 +6,13 @@ Never decides, and never fills a gap: a pool without readable workers has an unk
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from fluidpd.names import Role, UnknownWhy, WorkerState
 from fluidpd.telemetry import ConfirmedIdle, Known, Reading, Snapshot, Unknown, WorkerView
+from fluidpd.triage import in_time_first
 
 
 class StepTime(Protocol):
@@ -31,7 +32,9 @@ class Targets:
     step: StepTime
     ttft_s: float = 2.0
     tbt_s: float = 0.040
-    guard_s: float = 0.003
+    guard_s: float = 0.001  # kept free below tbt_s in a lent step
+    margin_s: float = 0.003  # and in one that counts as decode at its limit
+    triage_limit_s: float | None = None  # those go first that can be done so soon after they came; None: order of arrival
     kv_limit_share: float = 0.9
     quantile: float = 0.9
     seed_alpha: float = 0.5
@@ -39,6 +42,12 @@ class Targets:
 
     @property
     def step_limit_s(self) -> float:
+        """A decode step as long as this is as long as it may be: pressure 1."""
+        return self.tbt_s - self.margin_s
+
+    @property
+    def lent_limit_s(self) -> float:
+        """The longest step with lent work in it."""
         return self.tbt_s - self.guard_s
 
 
@@ -130,8 +139,8 @@ def slowness(w: WorkerView, step: StepTime) -> float:
 
 
 def _prefill(w: WorkerView, targets: Targets) -> WorkerPressure:
-    """First come, first served on its own queue: the router fixes a request's prefill worker at arrival. Work takes what the cost
-    table says, times how slow this worker was measured to be."""
+    """Its own queue alone: the router fixes a request's prefill worker at arrival. First come, first served, or by triage where
+    the worker can. Work takes what the cost table says, times how slow this worker was measured to be."""
     if w.queue is None:
         return WorkerPressure(w.name, Unknown(UnknownWhy.MISSING, w.received_s), of=w)
     assert w.received_s is not None
@@ -141,8 +150,12 @@ def _prefill(w: WorkerView, targets: Targets) -> WorkerPressure:
     late: list[float] = []
     hopeless = 0
     seed = 0.0
-    for prompt in w.queue:
-        own = slow * targets.step.prefill_s(prompt.uncached_tokens)
+    work = [slow * targets.step.prefill_s(prompt.uncached_tokens) for prompt in w.queue]
+    order: Sequence[int] = range(len(work))
+    if targets.triage_limit_s is not None and w.can_triage:
+        order, _ = in_time_first([prompt.waited_s for prompt in w.queue], work, targets.triage_limit_s, ahead)
+    for i in order:
+        prompt, own = w.queue[i], work[i]
         ahead += own
         seed += max(0.0, prompt.waited_s + own - targets.ttft_s) + own
         etas.append((prompt.room, ahead))
@@ -194,16 +207,17 @@ def _decode(w: WorkerView, targets: Targets) -> WorkerPressure:
         step_share=step_share,
         kv_share=kv_share,
         slack_s=targets.step_limit_s - step,
-        chunk_tokens=targets.step.largest_chunk(targets.step_limit_s, 2048, 0, *_settled(batch, context, step, targets)),
+        chunk_tokens=targets.step.largest_chunk(targets.lent_limit_s, 2048, 0, *_settled(batch, context, step, targets)),
         of=w,
     )
 
 
 def _settled(batch: int, context: int, step_s: float, targets: Targets) -> tuple[int, int]:
-    """The batch that borrowing leads to: steps as long as the limit hold each decode longer (Little's law)."""
+    """The batch that borrowing leads to: steps as long as the limit hold each decode longer (Little's law). Half of the way:
+    prompts come in bursts of seconds, generations last a minute."""
     if batch == 0:
         return 0, 0
-    growth = min(2.0, max(1.0, targets.step_limit_s / step_s))
+    growth = math.sqrt(min(2.0, max(1.0, targets.lent_limit_s / step_s)))
     return math.ceil(batch * growth), math.ceil(context * growth)
 
 

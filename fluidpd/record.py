@@ -285,6 +285,7 @@ class StatusRow:
     leader: str = ""  # API of the controller that leads; empty when nobody does, or it did not say
     insecure: str = ""  # what stands open to anybody, in a sentence
     login: bool = False  # the API wants tokens, so pages want a login
+    triage: tuple[str, ...] = ()  # prefill workers that serve those first that can still be in time
 
 
 def refusal_as_dict(refusal: Refusal) -> dict[str, object]:

@@ -351,6 +351,7 @@ class WorkerView:
     flippable: bool = True
     not_flippable_why: str = ""
     can_borrow: bool = True
+    can_triage: bool = False  # its plugin can serve those first that can still be in time
     known_as_prefill: bool = False  # its engine process has been a prefill worker: decode workers may have cached its addresses
     can_drop_stale: bool = True  # its plugin can forget what it cached about a prefill worker
     retry_after_s: float | None = None  # backoff after a failed move

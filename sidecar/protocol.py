@@ -19,7 +19,7 @@ PLUGIN_PROTOCOL = 1
 MAX_LINE_BYTES = 4 * 1024 * 1024
 
 # Capabilities a plugin may state in its hello. What is not stated is never assumed.
-CAN_SAMPLE, CAN_BORROW, CAN_GIVE, CAN_HANDOFF, CAN_ADOPT, CAN_HOLD, CAN_REMAP, CAN_DROP_STALE = (
+CAN_SAMPLE, CAN_BORROW, CAN_GIVE, CAN_HANDOFF, CAN_ADOPT, CAN_HOLD, CAN_REMAP, CAN_DROP_STALE, CAN_TRIAGE = (
     "sample",
     "borrow",
     "give",
@@ -28,6 +28,7 @@ CAN_SAMPLE, CAN_BORROW, CAN_GIVE, CAN_HANDOFF, CAN_ADOPT, CAN_HOLD, CAN_REMAP, C
     "hold",
     "remap",
     "drop_stale",
+    "triage",
 )
 
 

@@ -31,6 +31,7 @@ class Facts:
     targets: Targets | None
     lenders: tuple[str, ...]  # who would lend if this judgement allowed it
     missing: tuple[str, ...]
+    triage: tuple[str, ...] = ()  # prefill workers with prompts that may be late
     pins: tuple[tuple[Flip, Refusal | None], ...] = ()  # what standing pins ask for, and what refuses it
 
     @property
@@ -61,12 +62,17 @@ class Facts:
             "decode_workers": float(sum(w.counts for w in self.snapshot.of(Role.DECODE))),
             **numbers,
         }
+        # Not on facts that are too few to act on, and never in a pause.
+        triage = () if reason in (Reason.PAUSED, Reason.NO_WORKERS, Reason.TELEMETRY_BELOW_QUORUM) else self.triage
+        if triage:
+            shown["triage_workers"] = float(len(triage))
         return Decision(
             at_s=self.now_s,
             action=action,
             reason=reason,
             flips=flips,
             lenders=lenders,
+            triage=triage,
             refusals=(*refusals, *(r for _, r in self.pins if r is not None)),  # a pin that cannot be obeyed is never silent
             numbers=shown,
             missing=self.missing,
@@ -97,7 +103,8 @@ def facts_of(snapshot: Snapshot, indices: Indices, memory: Memory, settings: Pol
     missing = tuple(
         w.name for w in snapshot.workers if w.state not in _ABSENT and (w.age_s(now_s) > settings.flip_max_age_s or _partial(w))
     )
-    facts = Facts(snapshot, indices, memory, settings, targets, _lenders(snapshot, indices, memory, settings), missing)
+    lenders = _lenders(snapshot, indices, memory, settings)
+    facts = Facts(snapshot, indices, memory, settings, targets, lenders, missing, _triage(snapshot, indices, settings))
     return replace(facts, pins=_pinned_elsewhere(facts))
 
 
@@ -133,6 +140,20 @@ def _lenders(snapshot: Snapshot, indices: Indices, memory: Memory, settings: Pol
     if not isinstance(ppi, Known) or ppi.value <= (settings.prefill_stop if memory.lenders else settings.prefill_over):
         return ()
     return with_slack(snapshot, indices, memory, settings)
+
+
+def _triage(snapshot: Snapshot, indices: Indices, settings: PolicySettings) -> tuple[str, ...]:
+    """Prefill workers with prompts that may be late, each judged by its own queue. One that is empty soon gains nothing by it."""
+    if not settings.triage:
+        return ()
+    found = []
+    for w in snapshot.of(Role.PREFILL):
+        p = indices.workers.get(w.name)
+        if w.state is not WorkerState.SERVING or not w.can_triage or w.age_s(snapshot.now_s) > settings.grant_max_age_s:
+            continue
+        if p is not None and isinstance(p.pressure, Known) and p.pressure.value > settings.prefill_stop:
+            found.append(w.name)
+    return tuple(found)
 
 
 def with_slack(snapshot: Snapshot, indices: Indices, memory: Memory, settings: PolicySettings) -> tuple[str, ...]:

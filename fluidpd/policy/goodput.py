@@ -27,6 +27,7 @@ from fluidpd.telemetry import Known, Snapshot
 _KNOWN_AFTER_S = 2.0  # of watching, before a forecast is worth anything
 _SUSTAINED_AFTER_S = 20.0  # of watching, before a load counts as sustained
 _HOME_COST = 0.5  # requests that going home may cost by prediction
+_EARLY_BELOW = 0.7  # decode pressure of workers that lend before prefill is over its limit
 _RETURN = 2.0  # a move is paid for there and back
 
 
@@ -86,7 +87,7 @@ class _Option:
 def _judged(f: Facts, targets: Targets, future: Future | None) -> tuple[Decision, Memory]:
     m = f.memory
     waits = isinstance(f.indices.ppi, Known)  # lending early still means that something waits
-    able = (f.lenders or able_to_lend(f.snapshot, f.indices, m, f.settings)) if waits else ()  # lenders are all who are able
+    able = (f.lenders or _at_ease(f, able_to_lend(f.snapshot, f.indices, m, f.settings))) if waits else ()
     if m.weighed_s is not None and f.now_s - m.weighed_s < f.settings.goodput_every_s - 1e-6:
         return _stay(f, able, ()), m
     demand = m.demand
@@ -97,11 +98,11 @@ def _judged(f: Facts, targets: Targets, future: Future | None) -> tuple[Decision
     lending = able if m.lends_early else f.lenders
     stay = _Option("stay", Plan(len(lending)), roll(scene, Plan(len(lending))))
     m = replace(m, weighed_s=f.now_s)
-    need, split = need_of(scene), (sum(line.workers for line in scene.lines if line.takes), scene.decoders)
+    need, split = need_of(scene, f.settings.borrow), (sum(line.workers for line in scene.lines if line.takes), scene.decoders)
     # While prompts wait a worker that drains would be missed: it can neither take new ones nor lend.
     at_ease = not isinstance(f.indices.ppi, Known) or f.indices.ppi.value < f.settings.prefill_idle
     better = need.better(*split) if at_ease and demand.prompt_rate.seen_s >= _SUSTAINED_AFTER_S else None
-    shown = {"headroom": round(min(need.headroom(*split), 99.0), 2)}
+    shown = {"headroom": round(need.headroom(*split), 2)}
     if stay.predicted.late < margin:  # nothing can save what is not lost
         moves, refusals = _moves(f, scene, stay.plan.lenders, better) if better is not None else ([], ())
         m = replace(m, weighed={**_shown([stay, *moves], margin), **shown}, lends_early=m.lends_early and bool(f.lenders))
@@ -126,6 +127,17 @@ def _judged(f: Facts, targets: Targets, future: Future | None) -> tuple[Decision
     if best is None or best.predicted.good - calmest.predicted.good <= margin:
         best = next((o for o in moves if o.plan.to is better and o.predicted.good >= calmest.predicted.good), None)
     return _made(f, m, best, able if early else f.lenders, able, refusals)
+
+
+def _at_ease(f: Facts, able: tuple[str, ...]) -> tuple[str, ...]:
+    """Of decode workers that could lend, those far from their limit. Before prefill is over its own, nothing is worth longer steps
+    to one that is near it: longer steps mean more generations at a time."""
+
+    def pressure(name: str) -> float:
+        reading = f.indices.workers[name].pressure
+        return reading.value if isinstance(reading, Known) else 0.0
+
+    return tuple(name for name in able if pressure(name) < _EARLY_BELOW)
 
 
 def _made(

@@ -1,7 +1,8 @@
 """A coarse, fast model of the fleet, rolled forward a few seconds: how many requests would meet both targets if we did this?
 
-Prefill serves in order of arrival, lost causes included; lenders take what waits too long elsewhere and can still be saved. A
-decode worker's generations stay with it. Requests are expected counts, so half a request is an answer. Never decides.
+Prefill serves in order of arrival, lost causes included unless it can triage; lenders take what waits too long elsewhere and can
+still be saved. A decode worker's generations stay with it. Requests are expected counts, so half a request is an answer. Never
+decides.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ import math
 from dataclasses import dataclass
 
 from fluidpd.names import Role
-from fluidpd.policy.scene import NATURAL_END_TOKENS, STEPS_S, SWITCH_S, Batch, Line, Scene
+from fluidpd.policy.scene import LEAST_LENT, LENT_SHARE, MOST_LENT, NATURAL_END_TOKENS, STEPS_S, SWITCH_S, Batch, Line, Scene
 
 HORIZON_S = sum(STEPS_S)
 BEYOND_S = 20.0  # decode fills slower than a roll lasts: its load is projected so much further
-_LENT_SHARE = 0.85  # of a lender's speed that arrives: rooms are its own only, and claims wait for their answers
 _PACKED_S = 0.6  # the longest forward of packed prompts: all of them are done when the last one is
 _COARSE = 1024  # tokens of context that make no difference
 _SOFT_S = 0.15  # a predicted wait this far off the target is as good as sure
@@ -104,7 +104,7 @@ def roll(scene: Scene, plan: Plan) -> Predicted:
         ready = 1.0 if room >= 0 or queued <= 0 else max(0.0, 1.0 + room * per_token / queued)
         # ---- lenders first: they take what can still be saved
         first_good = first_late = lent_share = 0.0
-        budget = lent * _LENT_SHARE * dt * ready
+        budget = lent * LENT_SHARE * dt * ready
         if budget > 0 and queued > 0:
             given = budget
             for line in sorted(lines, key=_wait, reverse=True):
@@ -116,7 +116,7 @@ def roll(scene: Scene, plan: Plan) -> Predicted:
             lent_share = 1 - budget / given
         for line in lines:
             if line.total > 0 and line.from_s <= now:
-                good, bad = _serve(line, line.workers * dt * ready, mid, scene, plan.shed)
+                good, bad = _serve(line, line.workers * dt * ready, mid, scene, plan.shed or scene.triage)
                 first_good += good
                 first_late += bad
         # ---- decode goes on
@@ -224,8 +224,8 @@ def _pace(scene: Scene, batch: int, context: int) -> tuple[float, float, float]:
     if batch == 0:  # nobody to keep a deadline for: whole prompts
         return 0.0, scene.work_s, 1.0
     base = step.decode_s(batch, context)
-    chunk = step.largest_chunk(scene.limit_s, 2048, 1024, batch, context)
-    if not chunk:
+    chunk = step.largest_chunk(scene.limit_s, MOST_LENT, 1024, batch, context)
+    if chunk < LEAST_LENT:
         return base, base, 0.0
     lent = step.step_s(chunk, 1024, batch, context)
     return base, lent, chunk * scene.work_per_token / lent

@@ -20,6 +20,8 @@ HANDOFF_BYTES_PER_S = 20e9
 NATURAL_END_TOKENS = 32.0
 _KV_BYTES_PER_TOKEN = 163_840
 _GROUPS = 4
+MOST_LENT, LEAST_LENT = 2048, 64  # tokens of a lent chunk: where nobody decodes, and the smallest that is lent
+LENT_SHARE = 0.85  # of a lender's speed that arrives: rooms are its own only, and claims wait for their answers
 _PACKED_TOKENS = 2048
 _AGE_S = 0.1  # queued prompts of an age within this are one
 
@@ -85,6 +87,7 @@ class Scene:
     arrivals: tuple[tuple[float, float], ...]  # in each of STEPS_S: prompt tokens, requests
     prompt_per_s: float  # tokens, sustained
     requests_per_s: float  # of `output` tokens each, sustained
+    triage: bool = False  # lost causes are served last, so they stand in nobody's way
     paces: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)  # what rolls found so far
 
 
@@ -153,11 +156,12 @@ def scene_of(snapshot: Snapshot, indices: Indices, demand: Demand, targets: Targ
         transfer_s=step.transfer_s(round(prompt)),
         ttft_s=targets.ttft_s,
         tbt_s=targets.tbt_s,
-        limit_s=targets.step_limit_s,
+        limit_s=targets.lent_limit_s,
         step=step,
         arrivals=ahead.arrivals,
         prompt_per_s=ahead.prompt_per_s,
         requests_per_s=ahead.requests_per_s,
+        triage=targets.triage_limit_s is not None and bool(prefill) and all(w.can_triage for w in prefill),
     )
 
 

@@ -35,6 +35,8 @@ class PolicySettings(BaseModel):
 
     borrow: bool = Field(default=True, description="FluidToken on or off")
     flip: bool = Field(default=True, description="FluidRole on or off")
+    triage: bool = Field(default=True, description="under pressure, prefill workers serve those first that can still be in time")
+    triage_margin_s: float = Field(default=0.15, ge=0, le=10, description="kept free below the TTFT target by triage")
 
     persist_s: float = Field(default=1.0, ge=0, le=3600)
     residence_s: float = Field(default=5.0, ge=0, le=86400, description="a worker keeps a new role at least this long")
@@ -75,7 +77,13 @@ class PolicySettings(BaseModel):
     alert_after_s: float = Field(default=30.0, gt=0, le=3600)
     warmup_s: float = Field(default=1.0, ge=0, le=3600)
 
-    guard_s: float = Field(default=0.003, ge=0, le=1, description="kept free below the TBT target in every lent step")
+    guard_s: float = Field(
+        default=0.001,
+        ge=0,
+        le=1,
+        description="the least kept free below the TBT target in a lent step; a plugin keeps more where its model errs by more",
+    )
+    tbt_margin_s: float = Field(default=0.003, ge=0, le=1, description="decode is at its limit so far below the TBT target")
     kv_limit_share: float = Field(default=0.9, gt=0, le=1)
     ppi_quantile: float = Field(default=0.9, gt=0, lt=1)
     min_chunk_tokens: int = Field(default=64, ge=1, le=8192, description="a worker whose chunk would be smaller does not lend")
@@ -133,6 +141,8 @@ def targets_of(slo: SloTargets, policy: PolicySettings, step: StepTime) -> Targe
         ttft_s=slo.ttft_s,
         tbt_s=slo.tbt_s,
         guard_s=policy.guard_s,
+        margin_s=policy.tbt_margin_s,
+        triage_limit_s=max(0.0, slo.ttft_s - policy.triage_margin_s) if policy.triage else None,
         kv_limit_share=policy.kv_limit_share,
         quantile=policy.ppi_quantile,
         max_age_s=policy.flip_max_age_s,

@@ -19,7 +19,7 @@ from fluidpd.policy.memory import Memory
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.simulator.fleet import Handle
 from fluidpd.simulator.readout import kv_used
-from fluidpd.simulator.terms import BorrowTerms, PeerQueue
+from fluidpd.simulator.terms import BorrowTerms, PeerQueue, TriageTerms
 from fluidpd.simulator.worker import WorkerModel
 from fluidpd.telemetry import (
     QUEUE_LIMIT,
@@ -83,6 +83,9 @@ class Control:
         decision, self.memory = self.judge(snapshot, indices, self.memory, self.policy, sim.now, self._targets)
         if decision.lenders:
             self._lend(decision.lenders, indices)
+        for name in decision.triage:
+            limit_s = self._sim.settings.slo.ttft_s - self.policy.triage_margin_s
+            sim.handles[name].model.triage = TriageTerms(sim.now + self.policy.grant_ttl_s, limit_s)
         for flip in decision.flips:
             self.memory = self.memory.flipped(1, sim.now)
             sim.moving.begin(sim.handles[flip.worker], flip)
@@ -150,6 +153,7 @@ class Control:
             readings=readings(model, now),
             queue=queue,
             queue_total=len(model.queue),
+            can_triage=True,
         )
         return h.view
 

@@ -159,7 +159,7 @@ POLICIES: Mapping[str, PolicyKind] = {
     "colocated_chunked": PolicyKind("every worker does both, in steps of a token budget (Sarathi's way)", _chunked),
     "seed": PolicyKind("the seed's four rules on its own indices", _seed),
     "fluidtoken": PolicyKind("FluidPD's rules, lending only", _elastic("fluidtoken", borrow=True, flip=False)),
-    "fluidrole": PolicyKind("FluidPD's rules, moving only", _elastic("fluidrole", borrow=False, flip=True)),
+    "fluidrole": PolicyKind("FluidPD's rules, moving only", _elastic("fluidrole", borrow=False, flip=True, triage=False)),
     "thresholds": PolicyKind("FluidPD's rules", _elastic("thresholds", borrow=True, flip=True)),
     "goodput": PolicyKind("FluidPD by predicted goodput", _goodput),
     "clairvoyant": PolicyKind("the same, given the true future instead of a forecast: a bound", _clairvoyant),

@@ -31,7 +31,7 @@ class BorrowTerms:
     until_s: float
     peers: Mapping[str, PeerQueue]  # by bootstrap address
     tbt_slo_s: float = 0.040
-    guard_s: float = 0.003
+    guard_s: float = 0.001
     max_outstanding_tokens: int = 24576
     claim_margin: float = 0.25
     progress_floor_s: float = 0.25
@@ -40,6 +40,14 @@ class BorrowTerms:
     @property
     def limit_s(self) -> float:
         return self.tbt_slo_s - self.guard_s
+
+
+@dataclass(frozen=True, slots=True)
+class TriageTerms:
+    """A grant to a prefill worker: until then, those first that can be done within `limit_s` of their arrival."""
+
+    until_s: float
+    limit_s: float
 
 
 NO_TERMS = BorrowTerms(until_s=-math.inf, peers={})

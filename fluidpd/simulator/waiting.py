@@ -54,6 +54,10 @@ class Waiting:
             heapq.heappop(heap)
         return None
 
+    def ready(self) -> list[Job]:
+        """All that may start, oldest first."""
+        return [job for order, job in sorted(self._heap) if self._jobs.get(job) == order]
+
     def in_room(self, room: int) -> Job | None:
         return self._by_room.get(room)
 

@@ -17,13 +17,14 @@ from fluidpd.cost import CostModel
 from fluidpd.names import Role
 from fluidpd.pace import Pace
 from fluidpd.simulator.batch import Batch
+from fluidpd.simulator.choosing import chosen
 from fluidpd.simulator.events import Allocated, ClaimAnswered, ClaimWanted, Emitted, Event, Prefilled, Step
 from fluidpd.simulator.job import Job, Stage
 from fluidpd.simulator.kv import KvSpace
 from fluidpd.simulator.lending import answer_claims, lent_chunk, want_claims
 from fluidpd.simulator.prefix import PrefixCache
 from fluidpd.simulator.readout import RecentGaps, kv_used, values
-from fluidpd.simulator.terms import MAX_OPEN_CLAIMS, MIN_CHUNK_TOKENS, NO_TERMS, BorrowTerms, PeerQueue
+from fluidpd.simulator.terms import MAX_OPEN_CLAIMS, MIN_CHUNK_TOKENS, NO_TERMS, BorrowTerms, PeerQueue, TriageTerms
 from fluidpd.simulator.waiting import Waiting
 
 __all__ = [
@@ -103,6 +104,7 @@ class WorkerModel:
         self.tombstones: dict[int, str] = {}  # room -> who it was given to: a repeated claim gets the same answer
         self.draining = False
         self.grant: BorrowTerms | None = None
+        self.triage: TriageTerms | None = None
         self.hold_lending_until_s = -math.inf
         self.last_lent_s = -math.inf
         self.out: list[Event] = []
@@ -326,7 +328,9 @@ class WorkerModel:
                 chunks.append((job, tokens))
                 budget -= tokens
         # One whose decode half has no KV space yet lets others pass; one that does not fit here does not.
-        while budget > 0 and (found := self.queue.oldest_ready()) is not None:
+        for found in chosen(self, now_s):
+            if budget <= 0:
+                break
             if self.kv.promised + found.prompt_tokens > self.kv_capacity:
                 break
             self.queue.remove(found)

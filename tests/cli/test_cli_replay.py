@@ -24,7 +24,7 @@ from fluidpd.simulator.settings import SimSettings
 from fluidpd.simulator.workload import Request, Workload
 
 SECOND = 1_700_000_000
-SURGE = Workload("surge", tuple(Request(0.05 * i, 4000, 60) for i in range(240)), True)
+SURGE = Workload("surge", tuple(Request(0.03 * i, 4000, 60) for i in range(400)), True)
 
 
 def simulated_rows(basis: str) -> list[SnapshotRow]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,13 +10,19 @@ from test_goodput import GOODPUT, SURGE, demand, look
 
 from fluidpd.indices import derive
 from fluidpd.names import Action, Reason, Role
-from fluidpd.policy.balance import Need, need_of
+from fluidpd.policy.balance import ENOUGH, MOST_TIMES, Need, need_of
 from fluidpd.policy.forecast import Demand, Rate
 from fluidpd.policy.scene import Scene, scene_of
 from fluidpd.policy.settings import PolicySettings
 from fluidpd.telemetry import Snapshot
 
 CALM = snapshot(prefill("p1"), prefill("p2"), *[decode(f"d{i}", batch=1, context=2_000) for i in range(6)])
+
+# Generations of a minute and more: decode has room now, and soon has none.
+FILLING = snapshot(
+    *[prefill(f"p{i}") for i in range(5)], *[decode(f"d{i}", batch=80, context=160_000, kv_share=0.3) for i in range(3)]
+)
+LONG = demand(6_000, output_tokens=3_000.0)
 
 
 def scene(fleet: Snapshot, expected: Demand) -> Scene:
@@ -26,10 +31,24 @@ def scene(fleet: Snapshot, expected: Demand) -> Scene:
 
 def test_headroom_is_that_of_the_scarcer_role():
     need = Need(prefill=1.0, decode=2.0)
-    assert need.headroom(2, 6) == 1.0  # two prefill workers, each busy half the time
+    assert need.headroom(2, 6) == pytest.approx(1.0, rel=0.002)  # two prefill workers, each busy half the time
     assert need.headroom(6, 2) == pytest.approx(0.95)
     assert need.headroom(4, 4) == pytest.approx(1.9)
-    assert Need(0.0, 0.0).headroom(1, 1) == math.inf
+    assert Need(0.0, 0.0).headroom(1, 1) == MOST_TIMES
+
+
+def test_decode_workers_that_can_lend_count_for_prefill_until_they_are_full():
+    alone = Need(prefill=2.0, decode=1.0)
+    helped = replace(alone, lent=lambda share: 0.5 if share < 0.6 else 0.0)
+    assert helped.headroom(2, 6) == pytest.approx(1.25, rel=0.002)  # two of its own, and six halves
+    assert helped.kept(2, 6) > alone.kept(2, 6)
+    assert replace(helped, decode=5.0).kept(2, 6) == replace(alone, decode=5.0).kept(2, 6)
+
+
+def test_prompts_that_take_a_lender_too_long_are_not_expected_to_be_lent():
+    short, long_ = (need_of(scene(CALM, demand(8_000, prompt=tokens))) for tokens in (1_024.0, 16_000.0))
+    assert short.lent(0.1) > 0.3 and long_.lent(0.1) == 0.0
+    assert need_of(scene(CALM, demand(8_000)), lends=False).lent(0.1) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -77,34 +96,34 @@ def test_generations_count_as_they_will_be_and_not_only_as_they_are():
 
 def test_a_burst_of_prompts_is_not_a_sustained_load():
     burst = replace(demand(8_000), prompt_rate=Rate(40_000.0, 8_000.0, 0.0, 60.0))
-    assert need_of(scene(CALM, burst)) == need_of(scene(CALM, demand(8_000)))
+    in_a_burst, calm = need_of(scene(CALM, burst)), need_of(scene(CALM, demand(8_000)))
+    assert (in_a_burst.prefill, in_a_burst.decode) == (calm.prefill, calm.decode)
 
 
 def test_a_sustained_load_that_fits_another_split_moves_a_worker_before_anything_is_late():
-    flips = [d for d in look(CALM, demand(16_000)) if d.flips]
+    flips = [d for d in look(FILLING, LONG) if d.flips]
     assert flips and flips[0].action is Action.FLIP and flips[0].reason is Reason.GOODPUT_FLIP
-    assert flips[0].flips[0].to_role is Role.PREFILL
-    assert {"good_if_stay", "good_if_to_prefill"} <= set(flips[0].numbers)
-    assert flips[0].numbers["headroom"] < 1.0 and flips[0].numbers["late_if_stay"] == 0.0  # type: ignore[operator]
+    assert flips[0].flips[0].to_role is Role.DECODE
+    assert {"good_if_stay", "good_if_to_decode"} <= set(flips[0].numbers)
+    assert flips[0].numbers["headroom"] < ENOUGH and flips[0].numbers["late_if_stay"] == 0.0  # type: ignore[operator]
 
 
 def test_a_load_counts_as_sustained_only_after_it_was_watched_for_a_while():
-    new = demand(16_000)
-    new = replace(new, prompt_rate=replace(new.prompt_rate, seen_s=10.0))
-    assert not any(d.flips for d in look(CALM, new))
+    new = replace(LONG, prompt_rate=replace(LONG.prompt_rate, seen_s=10.0))
+    assert not any(d.flips for d in look(FILLING, new))
 
 
 def test_no_worker_goes_home_to_a_split_that_the_load_does_not_fit():
     homely = GOODPUT.model_copy(update={"home_prefill": 2, "home_after_s": 0.2})
     bent = snapshot(*[prefill(f"p{i}") for i in range(4)], *[decode(f"d{i}", batch=4, context=8_000) for i in range(4)])
-    assert not any(d.flips for d in look(bent, demand(12_000), policy=homely))
+    assert not any(d.flips for d in look(bent, demand(34_000), policy=homely))
     assert any(d.reason is Reason.HOME_FLIP for d in look(bent, demand(4_000), policy=homely))
 
 
 def test_moves_for_balance_obey_every_guard():
-    assert not any(d.flips for d in look(CALM, demand(16_000), policy=PolicySettings(judge="goodput", min_decode=6)))
-    assert not any(d.flips for d in look(replace(CALM, paused="somebody"), demand(16_000)))
-    assert not any(d.flips for d in look(CALM, demand(16_000), policy=PolicySettings(judge="goodput", flip=False)))
+    assert not any(d.flips for d in look(FILLING, LONG, policy=PolicySettings(judge="goodput", min_prefill=5)))
+    assert not any(d.flips for d in look(replace(FILLING, paused="somebody"), LONG))
+    assert not any(d.flips for d in look(FILLING, LONG, policy=PolicySettings(judge="goodput", flip=False)))
 
 
 def test_every_weighing_tells_the_headroom():

@@ -135,3 +135,18 @@ def test_as_many_requests_of_a_hundred_times_the_tokens_are_another_load(judge: 
     assert len(short.requests) == len(long.requests)
     assert run(judge, short, 1, 3)[0].first_act_s() is None
     assert run(judge, long, 1, 3)[0].first_act_s() is not None
+
+
+def test_with_triage_a_burst_does_not_make_those_late_that_come_after_it() -> None:
+    calm = steady(4.0, 60.0, 1024, 20)
+    burst = tuple(Request(20.0 + 0.01 * i, 4096, 20) for i in range(60))  # twenty seconds of one worker's time
+    load = Workload("burst", tuple(sorted((*calm.requests, *burst), key=lambda r: r.arrival_s)), True)
+
+    def kept(triage: bool) -> tuple[int, int]:
+        _, result = run("thresholds", load, 1, 2, borrow=False, flip=False, triage=triage)
+        assert all(o.completed for o in result.outcomes)  # later is not never
+        in_time = [o for o in result.outcomes if o.ttft_s is not None and o.ttft_s <= 2.0]
+        return sum(o.prompt_tokens == 1024 for o in in_time), sum(o.prompt_tokens == 4096 for o in in_time)
+
+    (few, _), (most, _) = kept(False), kept(True)
+    assert few < 0.7 * len(calm.requests) and most > 0.95 * len(calm.requests)

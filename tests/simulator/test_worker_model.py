@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fluidpd.cost import CostModel, parse_cost_table
 from fluidpd.names import Role
+from fluidpd.simulator.terms import TriageTerms
 from fluidpd.simulator.worker import (
     BorrowTerms,
     ClaimAnswered,
@@ -395,3 +396,68 @@ def test_a_generation_that_came_back_to_a_worker_ends_once() -> None:
     there.plan(first.due_s)
     here.batch.steps += 1000
     assert here.batch.ended() == []
+
+
+# ---------------------------------------------------------------- triage
+
+
+def queued(model: WorkerModel, *prompts: tuple[int, float]) -> list[Job]:
+    """Prompts that wait, each with its tokens and when it came."""
+    jobs = [job(room, tokens, at_s=at_s) for room, (tokens, at_s) in enumerate(prompts)]
+    for j in jobs:
+        model.add_prefill(j)
+    return jobs
+
+
+def served(model: WorkerModel, now_s: float) -> list[int]:
+    """Rooms in the order in which their prefill ended."""
+    run(model, now_s)
+    return [e.job.room for e in model.out if isinstance(e, Prefilled)]
+
+
+def test_under_triage_those_go_first_that_can_still_be_in_time() -> None:
+    waiting = ((2048, 0.0), (2048, 0.1), (2048, 9.0), (2048, 9.5))
+    model = prefill_worker(prefill_chunk_tokens=2048)
+    queued(model, *waiting)
+    model.triage = TriageTerms(until_s=math.inf, limit_s=2.0)
+    assert served(model, 10.0) == [2, 3, 0, 1]
+    plain = prefill_worker(prefill_chunk_tokens=2048)
+    queued(plain, *waiting)
+    assert served(plain, 10.0) == [0, 1, 2, 3]
+
+
+def test_triage_ends_by_itself() -> None:
+    model = prefill_worker(prefill_chunk_tokens=2048)
+    queued(model, (2048, 0.0), (2048, 9.5))
+    model.triage = TriageTerms(until_s=9.9, limit_s=2.0)
+    assert served(model, 10.0) == [0, 1]
+
+
+def test_a_prompt_that_has_started_is_finished_before_those_that_triage_puts_first() -> None:
+    model = prefill_worker(prefill_chunk_tokens=2048)
+    queued(model, (6000, 0.0))
+    step = model.plan(10.0)
+    assert step is not None
+    model.triage = TriageTerms(until_s=math.inf, limit_s=2.0)
+    late = job(1, 1024, at_s=10.0)
+    model.add_prefill(late)
+    model.finish(step, step.due_s)
+    assert served(model, step.due_s) == [0, 1]
+
+
+def test_under_triage_a_forward_holds_no_more_than_its_oldest_prompt_can_wait_for() -> None:
+    model = prefill_worker()
+    queued(model, *((2048, 8.6 + 0.1 * i) for i in range(4)))  # the oldest has 0.6 s left, and each takes 0.16 s
+    model.triage = TriageTerms(until_s=math.inf, limit_s=2.0)
+    step = model.plan(10.0)
+    assert step is not None and [j.room for j, _ in step.chunks] == [0, 1, 2]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.integers(1, 9000), st.floats(0, 10)), min_size=1, max_size=12))
+def test_under_triage_every_prompt_is_prefilled_once(waiting: list[tuple[int, float]]) -> None:
+    model = prefill_worker()
+    queued(model, *sorted(waiting, key=lambda x: x[1]))
+    model.triage = TriageTerms(until_s=math.inf, limit_s=2.0)
+    assert sorted(served(model, 10.0)) == list(range(len(waiting)))
+    assert model.counters.prefilled_tokens == sum(tokens for tokens, _ in waiting)
