@@ -76,6 +76,7 @@ def answers(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("prefill", f"pressure {cell(seen.get('ppi'))}, high above {cell(thresholds.get('prefill_high'))}"),
         ("decode", f"pressure {cell(seen.get('dpi'))}, high above {cell(thresholds.get('decode_high'))}"),
         ("lending", cell(list(seen.get("lenders") or ()))),
+        ("triage", cell(list(seen.get("triage") or ()))),
     ]
     lines += [("refused", refusal(item)) for item in seen.get("refusals") or ()]
     if pause := seen.get("pause"):

@@ -88,7 +88,7 @@ class Dispatcher:
             return
         if decision.action is Action.REVOKE:
             self.grants.manual.clear()  # decode is over its limit: a person's grant ends with the others
-        await self.grants.renew(orders.lenders, snapshot, indices, permission.durable)
+        await self.grants.renew(orders, snapshot, indices, permission.durable)
         if not permission.durable or snapshot.now_s < self._no_begin_until_s:
             return
         for flip in orders.flips:

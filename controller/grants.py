@@ -1,4 +1,4 @@
-"""FluidToken's grants: who may lend now, renewed while the decision names it, taken back when it does not.
+"""FluidToken's grants: who may lend now, and who serves by triage. Renewed while the decision names it, taken back when not.
 
 Never stores a renewal, and never sends anything once acting is not permitted: a grant dies by itself.
 """
@@ -13,7 +13,7 @@ from controller.clock import Clock
 from controller.outbox import NotRecorded, Outbox
 from controller.rates import grant_renew_s
 from controller.registry import Registry, Worker
-from fluidpd.command import GrantTerms, PrefillPeer, Receipt, RevokeTerms
+from fluidpd.command import GrantTerms, Orders, PrefillPeer, Receipt, RevokeTerms
 from fluidpd.indices import Indices, WorkerPressure
 from fluidpd.names import Answer, Role, WorkerState
 from fluidpd.policy.settings import PolicySettings
@@ -35,6 +35,7 @@ class _Held:
 
     renewed_s: float
     incarnation: int
+    role: Role  # decode: it lends; prefill: it serves by triage
     ids: list[str] = field(default_factory=list)  # newest few, so that a refusal can be told apart from an old one
 
     def renewed(self, now_s: float, id_: str | None) -> None:
@@ -44,7 +45,7 @@ class _Held:
 
 
 class Grants:
-    """The lenders. `manual` holds what a person granted, until its monotonic end."""
+    """The lenders, and who serves by triage. `manual` holds what a person granted to lend, until its monotonic end."""
 
     def __init__(self, registry: Registry, outbox: Outbox, clock: Clock, policy: PolicySettings, slo: SloTargets) -> None:
         self._registry = registry
@@ -59,11 +60,19 @@ class Grants:
         self._peers: dict[str, tuple[WorkerPressure, PrefillPeer]] = {}
 
     def lends(self, worker: str) -> bool:
-        return worker in self._held
+        held = self._held.get(worker)
+        return held is not None and held.role is Role.DECODE
 
     @property
     def lenders(self) -> tuple[str, ...]:
-        return tuple(sorted(self._held))
+        return self._of(Role.DECODE)
+
+    @property
+    def triaging(self) -> tuple[str, ...]:
+        return self._of(Role.PREFILL)
+
+    def _of(self, role: Role) -> tuple[str, ...]:
+        return tuple(sorted(name for name, held in self._held.items() if held.role is role))
 
     def lapse(self) -> None:
         """Acting is not permitted: stop renewing and say nothing; every grant dies within its TTL."""
@@ -78,29 +87,37 @@ class Grants:
         self.refused.pop(worker, None)
         self._peers.pop(worker, None)
 
-    async def renew(self, wanted: tuple[str, ...], snapshot: Snapshot, indices: Indices, durable: bool) -> None:
-        """Bring the grants in line with who shall lend. New grants need a record, so none is made while the store is down."""
+    async def renew(self, orders: Orders, snapshot: Snapshot, indices: Indices, durable: bool) -> None:
+        """Bring the grants in line with who shall lend or triage. New ones need a record: none while the store is down."""
         now_s = snapshot.now_s
         self.manual = {w: until_s for w, until_s in self.manual.items() if now_s < until_s}
         for worker in [w for w, held in self._held.items() if now_s - held.renewed_s > self._policy.grant_ttl_s]:
             del self._held[worker]  # it could not be renewed and is dead by now
-        if not wanted and not self.manual and not self._held:
+        if not orders.lenders and not orders.triage and not self.manual and not self._held:
             return
-        views = {w.name: w for w in snapshot.workers}
-        names = {*wanted, *self.manual}
-        lenders = {n for n in names if n in views and views[n].role is Role.DECODE and views[n].state is WorkerState.SERVING}
+        views = {w.name: w for w in snapshot.workers if w.state is WorkerState.SERVING}
+        lenders = {n for n in (*orders.lenders, *self.manual) if n in views and views[n].role is Role.DECODE}
         if len(lenders) > MOST_LENDERS:
             lenders = set(sorted(lenders, key=lambda n: self._rank(n, indices))[:MOST_LENDERS])
-        if stopped := [w for w in self._held if w not in lenders]:
-            await self._revoke(stopped, durable, "no longer asked to lend")
+        triage = {n for n in orders.triage if n in views and views[n].role is Role.PREFILL}
+        if len(triage) > MOST_LENDERS:
+            triage = set(sorted(triage, key=lambda n: self._queue(n, indices), reverse=True)[:MOST_LENDERS])
+        if stopped := [w for w, held in self._held.items() if w not in (lenders if held.role is Role.DECODE else triage)]:
+            await self._revoke(stopped, durable, "no longer asked to")
         renew_s = grant_renew_s(len(snapshot.workers), self._policy.grant_renew_s, self._policy.grant_ttl_s)
         due = [views[n] for n in sorted(lenders) if self._due(views[n], now_s, durable, renew_s)]
-        if not due or (terms := self._terms(indices, now_s)) is None:
-            return
+        if due and (terms := self._terms(indices, now_s)) is not None:
+            await self._grant(due, terms, now_s)
+        due = [views[n] for n in sorted(triage) if self._due(views[n], now_s, durable, renew_s)]
+        if due:
+            await self._grant(due, self._triage_terms(), now_s)
+
+    async def _grant(self, due: list[WorkerView], terms: GrantTerms, now_s: float) -> None:
+        """Renewals are not recorded one by one; a first grant is."""
         fresh = []
         for w in due:
             held = self._held.get(w.name)
-            if held is not None and held.incarnation == w.incarnation:
+            if held is not None and held.incarnation == w.incarnation and held.role is w.role:
                 held.renewed(now_s, self._outbox.post(w.name, terms, self._policy.grant_ttl_s))
             else:
                 fresh.append(w)
@@ -112,23 +129,28 @@ class Grants:
         p = indices.workers.get(worker)
         return worker not in self.manual, worker not in self._held, -(p.chunk_tokens if p is not None else 0), worker
 
+    def _queue(self, worker: str, indices: Indices) -> tuple[float, str]:
+        """Those with the longest queues have most to gain."""
+        p = indices.workers.get(worker)
+        return (p.backlog_s if p is not None else 0.0), worker
+
     def _due(self, w: WorkerView, now_s: float, durable: bool, renew_s: float) -> bool:
         if w.age_s(now_s) > self._policy.grant_max_age_s or now_s < self._wait_until_s.get(w.name, 0.0):
             return False
         held = self._held.get(w.name)
-        if held is None or held.incarnation != w.incarnation:
+        if held is None or held.incarnation != w.incarnation or held.role is not w.role:
             return durable
         return now_s - held.renewed_s >= renew_s
 
-    async def _begin(self, lenders: list[WorkerView], terms: GrantTerms, now_s: float) -> None:
+    async def _begin(self, fresh: list[WorkerView], terms: GrantTerms, now_s: float) -> None:
         try:
-            ids = await self._outbox.post_all([w.name for w in lenders], terms, self._policy.grant_ttl_s)
+            ids = await self._outbox.post_all([w.name for w in fresh], terms, self._policy.grant_ttl_s)
         except NotRecorded as error:
             log.warning("%s", error)
-            self._wait_until_s |= dict.fromkeys((w.name for w in lenders), now_s + REFUSED_WAIT_S)
+            self._wait_until_s |= dict.fromkeys((w.name for w in fresh), now_s + REFUSED_WAIT_S)
             return
-        for w in lenders:
-            self._held[w.name] = _Held(now_s, w.incarnation, [ids[w.name]])
+        for w in fresh:
+            self._held[w.name] = _Held(now_s, w.incarnation, w.role, [ids[w.name]])
 
     async def _revoke(self, workers: list[str], durable: bool, why: str) -> None:
         for worker in workers:
@@ -170,6 +192,17 @@ class Grants:
             ttl_s=self._policy.grant_ttl_s,
             claim_margin=self._policy.claim_margin,
             progress_floor_s=self._policy.progress_floor_s,
+        )
+
+    def _triage_terms(self) -> GrantTerms:
+        return GrantTerms(
+            prefill=(),
+            max_outstanding_tokens=self._policy.max_outstanding_tokens,
+            tbt_slo_s=self._slo.tbt_s,
+            ttft_slo_s=self._slo.ttft_s,
+            guard_s=self._policy.guard_s,
+            ttl_s=self._policy.grant_ttl_s,
+            triage_margin_s=self._policy.triage_margin_s,
         )
 
     def _peer(self, w: Worker, indices: Indices, now_s: float) -> PrefillPeer | None:

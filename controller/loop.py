@@ -427,6 +427,7 @@ class Controller:
             numbers=numbers(d.numbers),
             refusals=tuple(refusal_as_dict(r) for r in d.refusals),
             lenders=self._grants.lenders if self.permission(now_s).act else d.lenders,
+            triage=self._grants.triaging if self.permission(now_s).act else d.triage,
             ppi=value_of(i.ppi),
             dpi=value_of(i.dpi),
             thresholds=thresholds(self._policy),

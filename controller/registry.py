@@ -241,6 +241,7 @@ class Registry:
             flippable=w.flippable,
             not_flippable_why=w.not_flippable_why,
             can_borrow="borrow" in w.capabilities,
+            can_triage="triage" in w.capabilities,
             known_as_prefill=w.known_as_prefill,
             can_drop_stale="drop_stale" in w.capabilities,
             retry_after_s=w.retry_after_s,

@@ -118,6 +118,7 @@ NUMBER_NAMES = {
     "good_if_to_prefill": "if one turns to prefill",
     "good_if_to_decode": "if one turns to decode",
     "good_if_shed": "if lost causes were turned away",
+    "triage_workers": "prefill workers that serve those first that can be in time",
     "late_if_stay": "late as it is",
     "goodput_margin": "asked of a move",
     "headroom": "times the sustained load this split could carry",

@@ -24,6 +24,7 @@ class Standing:
     answered: Mapping[str, tuple[Answer, str]] = field(default_factory=dict)
     role: Role | None = None
     can_borrow: bool = False
+    can_triage: bool = False
     move: JournaledMove | None = None
 
 
@@ -49,8 +50,8 @@ def admit(command: Command, standing: Standing, age_s: float) -> Verdict:
     if age_s > command.ttl_s:
         return Verdict(Answer.EXPIRED, f"waited {age_s:.3f} s here, valid for {command.ttl_s:g} s")
     match command.body:
-        case GrantTerms():
-            return _grant(standing)
+        case GrantTerms() as terms:
+            return _grant(terms, standing)
         case MoveOrder() as order:
             return _move(order, standing.move)
         case StepDone() as done:
@@ -60,13 +61,23 @@ def admit(command: Command, standing: Standing, age_s: float) -> Verdict:
     return Verdict(Answer.ACCEPTED)
 
 
-def _grant(standing: Standing) -> Verdict:
+def _grant(terms: GrantTerms, standing: Standing) -> Verdict:
     if standing.move is not None and standing.move.open:
-        return Verdict(Answer.BUSY, f"move {standing.move.order.move_id} is open: a worker in transit does not borrow")
+        return Verdict(Answer.BUSY, f"move {standing.move.order.move_id} is open: a worker in transit does not borrow or triage")
+    if terms.triage_margin_s is not None:
+        return _triage(standing)
     if standing.role is not None and standing.role is not Role.DECODE:
         return Verdict(Answer.REFUSED, f"only a decode worker borrows, and this one serves {standing.role}")
     if not standing.can_borrow:
         return Verdict(Answer.REFUSED, "no plugin that can borrow is connected: start the engine with the FluidPD plugin")
+    return Verdict(Answer.ACCEPTED)
+
+
+def _triage(standing: Standing) -> Verdict:
+    if standing.role is not None and standing.role is not Role.PREFILL:
+        return Verdict(Answer.REFUSED, f"only a prefill worker triages, and this one serves {standing.role}")
+    if not standing.can_triage:
+        return Verdict(Answer.REFUSED, "no plugin that can triage is connected: start the engine with the FluidPD plugin")
     return Verdict(Answer.ACCEPTED)
 
 

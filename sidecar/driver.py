@@ -33,7 +33,7 @@ from sidecar.journal import (
 )
 from sidecar.phases import Outcome, Phases
 from sidecar.ports import Plugin
-from sidecar.protocol import CAN_BORROW, Grant, Revoke
+from sidecar.protocol import CAN_BORROW, CAN_TRIAGE, Grant, Revoke
 from sidecar.reports import as_report, standing
 from sidecar.settings import PhaseLimits
 
@@ -193,6 +193,7 @@ class Driver:
             answered={**facts.answered, **self._grants_answered},
             role=self.role,
             can_borrow=self._plugin.can(CAN_BORROW),
+            can_triage=self._plugin.can(CAN_TRIAGE),
             move=facts.move,
         )
 
@@ -228,7 +229,8 @@ class Driver:
         match command.body:
             case GrantTerms() as terms:
                 self._grant, self._grant_until_s = terms, self._clock.now() + terms.ttl_s
-                self._plugin.tell(Grant(epoch=command.epoch, terms=terms), CAN_BORROW)
+                able = CAN_BORROW if terms.triage_margin_s is None else CAN_TRIAGE
+                self._plugin.tell(Grant(epoch=command.epoch, terms=terms), able)
             case RevokeTerms() as revoke:
                 self._end_grant(revoke.why)
             case MoveOrder():
@@ -241,7 +243,10 @@ class Driver:
 
     def _end_grant(self, why: str) -> None:
         self._grant, self._grant_until_s = None, -math.inf
-        self._plugin.tell(Revoke(why=why), CAN_BORROW)
+        for able in (CAN_BORROW, CAN_TRIAGE):
+            if self._plugin.can(able):
+                self._plugin.tell(Revoke(why=why), able)
+                return
 
     # ------------------------------------------------------------ the move
 

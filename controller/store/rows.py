@@ -199,7 +199,7 @@ def session(r: Mapping[str, Any]) -> record.SessionRow:
 def status(body: Mapping[str, Any]) -> record.StatusRow:
     """A status written by another version may lack newer fields: their defaults apply, fields it does not know are dropped."""
     known = {k: v for k, v in body.items() if k in record.StatusRow.__dataclass_fields__}
-    for name in ("refusals", "lenders", "engines", "attention"):
+    for name in ("refusals", "lenders", "engines", "attention", "triage"):
         known[name] = tuple(known.get(name) or ())
     return record.StatusRow(**known)
 

@@ -111,6 +111,10 @@ def _told(f: Facts, status: StatusRow) -> Answer:
         would = "would lend" if advisory else ("lends" if len(status.lenders) == 1 else "lend")
         names = fmt.listed(list(status.lenders))
         return Answer("act", f"{users}{names} {would} prefill to the pool.", why)
+    if status.triage:
+        serves = "would serve" if advisory else ("serves" if len(status.triage) == 1 else "serve")
+        names = fmt.listed(list(status.triage))
+        return Answer("act", f"{users}{names} {serves} those prompts first that can still be in time.", why)
     if advisory:
         return Answer(calm, f"{users}Advisory: FluidPD decides and sends nothing.", why)
     if status.reason == Reason.BALANCED:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fluidpd.simulator.terms import TriageTerms
 from fluidpd.simulator.worker import BorrowTerms, ClaimAnswered, PeerQueue
 from sidecar.emulator.bootstrap import normal_address
 from sidecar.emulator.generation import Generation
@@ -45,6 +46,11 @@ class Claims:
             return
         self._epoch = message.epoch
         now, terms = self._worker.clock(), message.terms
+        if terms.triage_margin_s is not None:
+            if terms.ttft_slo_s is not None:
+                limit_s = max(0.0, terms.ttft_slo_s - terms.triage_margin_s)
+                self._worker.engine.model.triage = TriageTerms(now + terms.ttl_s, limit_s)
+            return
         self._spelling = {normal_address(p.bootstrap): p.bootstrap for p in terms.prefill}
         self._worker.engine.model.grant = BorrowTerms(
             until_s=now + terms.ttl_s,
@@ -58,7 +64,7 @@ class Claims:
         )
 
     def revoke(self) -> None:
-        self._worker.engine.model.grant = None
+        self._worker.engine.model.grant = self._worker.engine.model.triage = None
 
     def wanted(self, gen: Generation) -> None:
         self._serial += 1

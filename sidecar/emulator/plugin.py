@@ -32,6 +32,7 @@ from sidecar.protocol import (
     CAN_HOLD,
     CAN_REMAP,
     CAN_SAMPLE,
+    CAN_TRIAGE,
     MAX_LINE_BYTES,
     TO_PLUGIN,
     Adopt,
@@ -53,7 +54,7 @@ from sidecar.protocol import (
 
 log = logging.getLogger(__name__)
 
-CAPABILITIES = (CAN_SAMPLE, CAN_BORROW, CAN_GIVE, CAN_HANDOFF, CAN_ADOPT, CAN_HOLD, CAN_REMAP, CAN_DROP_STALE)
+CAPABILITIES = (CAN_SAMPLE, CAN_BORROW, CAN_GIVE, CAN_HANDOFF, CAN_ADOPT, CAN_HOLD, CAN_REMAP, CAN_DROP_STALE, CAN_TRIAGE)
 RETRY_S = 0.2
 ORPHAN_S = 10.0  # a drain or a closed gate outlives its sidecar by this much, then the worker serves again
 _SHORTEST_GAP_S = 0.010

@@ -30,6 +30,7 @@ from sidecar.protocol import (
     CAN_HOLD,
     CAN_REMAP,
     CAN_SAMPLE,
+    CAN_TRIAGE,
     FROM_PLUGIN,
     MAX_LINE_BYTES,
     PLUGIN_PROTOCOL,
@@ -56,7 +57,7 @@ _OF_ALL_PARTS = ("drain", "undrain", "open_gate")
 _PARTS = ("all", "scheduler", "http")
 _PART_OF = {  # which part of a plugin in two processes serves what
     "http": (CAN_HANDOFF, CAN_ADOPT, CAN_HOLD),
-    "scheduler": (CAN_SAMPLE, CAN_BORROW, CAN_GIVE, CAN_DROP_STALE),
+    "scheduler": (CAN_SAMPLE, CAN_BORROW, CAN_GIVE, CAN_DROP_STALE, CAN_TRIAGE),
 }
 _WHY_CHARS = 300
 _UNSENT_LIMIT_BYTES = 32 * 1024 * 1024

@@ -276,7 +276,7 @@ def hello(name: str, role: str = "decode", port: int | None = None, **over: Any)
         "engine_version": "0",
         "engine_boot": "e1",
         "sidecar_boot": "s1",
-        "capabilities": ("borrow", "give", "handoff", "adopt", "drop_stale"),
+        "capabilities": ("borrow", "give", "handoff", "adopt", "drop_stale", "triage"),
         "plugin": "armed",
         "flippable": True,
     }

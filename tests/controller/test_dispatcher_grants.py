@@ -100,3 +100,40 @@ async def test_a_disconnected_lenders_grant_dies_and_is_recorded_anew_later() ->
         await f.controller.tick()
         await f.clock.advance(0.05)
     assert f.controller.status().lenders == ("d2",)
+
+
+# ---------------------------------------------------------------- triage
+
+
+async def test_prefill_workers_under_pressure_are_told_to_serve_those_first_that_can_be_in_time() -> None:
+    f = await busy()
+    told = [c for c in f.sidecars["p1"].connection.commands if c["body"]["kind"] == "grant"]
+    terms = told[-1]["body"]
+    assert terms["triage_margin_s"] == 0.15 and terms["ttft_slo_s"] == 2.0 and terms["ttl_s"] == 0.6 and terms["prefill"] == []
+    assert 4 <= len(told) <= 7 and [c.kind for c in f.store.commands if c.worker == "p1"] == ["grant"]
+    status = f.controller.status()
+    assert status.triage == ("p1", "p2") and status.lenders == ("d1", "d2") and status.numbers["triage_workers"] == 2.0
+
+
+async def test_triage_is_taken_back_when_nothing_presses_any_more() -> None:
+    f = await busy()
+    f.sidecars["p1"].queue = ()
+    await f.run(0.3)
+    assert f.sidecars["p1"].connection.bodies("revoke") and f.controller.status().triage == ("p2",)
+
+
+async def test_a_pause_ends_triage_without_another_word() -> None:
+    f = await busy()
+    count = len(f.sidecars["p1"].connection.commands)
+    await f.controller.set_pause("hands off", 60, "ana")
+    await f.run(0.5)
+    assert len(f.sidecars["p1"].connection.commands) == count and f.controller.status().triage == ()
+
+
+@pytest.mark.parametrize("how", ["advisory", "off"])
+async def test_nobody_is_told_to_triage_where_it_is_advisory_or_off(how: str) -> None:
+    f = await Fleet(FOUR, flip=False, **({"mode": "advisory"} if how == "advisory" else {"triage": False})).up()
+    f.sidecars["p1"].queue = prompts(80, tokens=2000)
+    await f.run(1.05)
+    assert not f.sidecars["p1"].connection.bodies("grant")
+    assert f.controller.status().triage == (("p1",) if how == "advisory" else ())

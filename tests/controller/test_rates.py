@@ -123,7 +123,7 @@ async def test_no_more_lend_at_once_than_one_controller_can_keep_up_with_and_tho
 
 
 async def test_grants_that_begin_at_once_are_recorded_together_and_without_the_waits_of_that_moment() -> None:
-    f = await Fleet({"p1": "prefill", "d1": "decode", "d2": "decode"}, flip=False).up()
+    f = await Fleet({"p1": "prefill", "d1": "decode", "d2": "decode"}, flip=False, triage=False).up()
     f.sidecars["p1"].queue = prompts(80, tokens=2000)
     written: list[int] = []
     record = f.store.record_commands

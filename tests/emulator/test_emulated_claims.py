@@ -163,3 +163,25 @@ async def test_an_abort_while_borrowed_frees_everything(tmp_path: Path) -> None:
         for task in tasks:
             task.cancel()
         await until(lambda: clean(f))
+
+
+async def test_under_triage_a_prompt_that_can_be_in_time_overtakes_those_that_are_late(tmp_path: Path) -> None:
+    async with fleet_with_sidecars(PD, tmp_path, prefill_chunk_tokens=600) as (f, tiny):
+        await slow_prefill(f, 0.3)
+        order: list[str] = []
+
+        async def ask(name: str, seed: int) -> None:
+            half, said = await f.both("p", "d", prompt(600, seed=seed), 3)
+            order.append(name)
+            assert said.text == expected_text(prompt(600, seed=seed), 3) and half.done
+
+        late = [asyncio.create_task(ask(f"late {i}", i)) for i in range(6)]
+        await until(lambda: len(f.worker("p").engine.model.queue) >= 4)
+        await asyncio.sleep(0.25)  # their target is over
+        tiny.sidecars["p"].grant("p", ttl_s=5.0, ttft_slo_s=0.2, triage_margin_s=0.0)
+        await until(lambda: f.worker("p").engine.model.triage is not None)
+        fresh = asyncio.create_task(ask("fresh", 99))
+        await asyncio.gather(*late, fresh)
+        assert order.index("fresh") < len(order) - 2 and len(order) == 7
+        tiny.sidecars["p"].say(type="revoke", why="over")
+        await until(lambda: f.worker("p").engine.model.triage is None)

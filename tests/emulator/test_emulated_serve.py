@@ -98,7 +98,8 @@ async def test_what_the_plugin_says_is_the_protocols_and_its_readings_are_believ
             assert set(readings.unknown_names()) == set()
         hello = tiny.sidecars["d"].hello
         assert hello is not None and hello["engine"] == "emulated" and hello["role"] == "decode"
-        assert {"sample", "borrow", "give", "handoff", "adopt", "hold", "remap", "drop_stale"} == set(hello["capabilities"])
+        able = {"sample", "borrow", "give", "handoff", "adopt", "hold", "remap", "drop_stale", "triage"}
+        assert set(hello["capabilities"]) == able
         last = tiny.sidecars["d"].of("sample")[-1]["values"]
         assert last["requests_good_total"] == 1 and tiny.sidecars["p"].of("sample")[-1]["values"]["requests_total"] == 0
 

@@ -23,7 +23,8 @@ from sidecar.journal import JournaledMove, MoveEvent
 
 MakeRig = Callable[..., Rig]
 GRANT = GrantTerms(prefill=(), max_outstanding_tokens=4096, tbt_slo_s=0.04, guard_s=0.003, ttl_s=0.6)
-STANDING = Standing(worker="w1", incarnation=3, highest_epoch=7, role=Role.DECODE, can_borrow=True)
+TRIAGE = GRANT.model_copy(update={"ttft_slo_s": 2.0, "triage_margin_s": 0.15})
+STANDING = Standing(worker="w1", incarnation=3, highest_epoch=7, role=Role.DECODE, can_borrow=True, can_triage=True)
 
 
 def moved(*events: Event) -> JournaledMove:
@@ -51,6 +52,10 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], float, Answer]] = {
     "a grant while a move is open": (GRANT, {}, {"move": DRAINING}, 0, Answer.BUSY),
     "a grant to a prefill worker": (GRANT, {}, {"role": Role.PREFILL}, 0, Answer.REFUSED),
     "a grant without a plugin": (GRANT, {}, {"can_borrow": False}, 0, Answer.REFUSED),
+    "triage by a prefill worker": (TRIAGE, {}, {"role": Role.PREFILL}, 0, Answer.ACCEPTED),
+    "triage by a decode worker": (TRIAGE, {}, {}, 0, Answer.REFUSED),
+    "triage while a move is open": (TRIAGE, {}, {"role": Role.PREFILL, "move": DRAINING}, 0, Answer.BUSY),
+    "triage without a plugin that can": (TRIAGE, {}, {"role": Role.PREFILL, "can_triage": False}, 0, Answer.REFUSED),
     "a revoke without a plugin": (RevokeTerms(why="tbt"), {}, {"can_borrow": False}, 0, Answer.ACCEPTED),
     "a first move": (move_order(), {}, {}, 0, Answer.ACCEPTED),
     "another move while one drains": (move_order("m2"), {}, {"move": DRAINING}, 0, Answer.BUSY),

@@ -199,7 +199,10 @@ async def test_a_plugin_that_stays_out_says_why_and_what_it_says_it_cannot_do_is
 
 @pytest.mark.parametrize(
     ("part", "other", "lost"),
-    [("scheduler", "http", ("adopt", "handoff", "hold")), ("http", "scheduler", ("borrow", "drop_stale", "give", "sample"))],
+    [
+        ("scheduler", "http", ("adopt", "handoff", "hold")),
+        ("http", "scheduler", ("borrow", "drop_stale", "give", "sample", "triage")),
+    ],
 )
 async def test_what_a_part_that_is_not_there_would_serve_is_named(
     server: PluginSocket, part: str, other: str, lost: tuple[str, ...]
