@@ -66,6 +66,19 @@ class Engine:
         )
         return next((why for refused, why in refusals if refused), "")
 
+    def why_no_triage(self) -> str:
+        """Why the queue of this engine is not ours to reorder; "" if it is."""
+        s = self.scheduler
+        refusals = (
+            (self._dp, "DP attention or data parallelism: its ranks choose what they prefill together"),
+            (self._pp, "pipeline parallelism: an order would have to reach every stage in the same microbatch"),
+            (bool(s.enable_priority_scheduling), "priority scheduling: SGLang orders the queue by priority"),
+            (s.schedule_policy != "fcfs", f"--schedule-policy {s.schedule_policy}: SGLang orders the queue itself"),
+            (s.dllm_config is not None, "diffusion language models: chunks mean something else there"),
+            (self.role is None, "the engine does not run in P/D disaggregation mode"),
+        )
+        return next((why for refused, why in refusals if refused), "")
+
     def described(self) -> dict[str, str]:
         """What step times depend on: when any of it differs, what was learned is of no use."""
         args = self.scheduler.server_args

@@ -33,6 +33,11 @@ def prompt_of(req: Any) -> int:
     return len(req.origin_input_ids) + len(req.output_ids)
 
 
+def arrived_s(req: Any, now_s: float) -> float:
+    """When it came to this engine, monotonic seconds; `now_s` for one that came before the plugin."""
+    return float(getattr(req, "fluidpd_at_s", now_s))
+
+
 def depth_of(req: Any) -> int:
     return int(req.extend_end or 0)
 

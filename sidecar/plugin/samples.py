@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fluidpd.names import Role
 from fluidpd.telemetry import IDLE, QUEUE_LIMIT
 from sidecar.plugin import entry as plugin
-from sidecar.plugin.rooms import rest_of
+from sidecar.plugin.rooms import arrived_s, rest_of
 from sidecar.plugin.socket import SHORTEST_GAP_S, period_s
 from sidecar.protocol import PluginWelcome
 
@@ -44,6 +44,8 @@ NAMES = (
     "claims_given_total",
     "claims_refused_total",
     "late_metadata_total",
+    "triage_reordered_total",
+    "triage_held_total",
     "hook_s_total",
     "hook_errors_total",
     "bootstrap_queue",
@@ -119,7 +121,7 @@ class Samples:
         is_jump, is_prefill = self._is_due or self._has_jumped(), role is Role.PREFILL
         borrow, claims, arbiter, batch = part.borrow, part.wants.numbers, part.arbiter, s.running_batch
         running, used = len(batch.reqs), engine.kv_used_tokens()
-        waiting, rests = ([], []) if not is_prefill else self._waiting()
+        waiting, rests = ([], []) if not is_prefill else self._waiting(now_s)
         busy, tokens = running + (s.chunked_req is not None) + len(borrow.waiting), sum(rests)
         queue = zip(waiting[:QUEUE_LIMIT], rests, strict=False) if waiting else ()
         self._made = Boundary(
@@ -144,12 +146,14 @@ class Samples:
                 arbiter.given_total,
                 sum(arbiter.refused_total.values()),
                 arbiter.late_metadata_total,
+                part.triage.reordered_total,
+                part.triage.held_total,
                 plugin.GUARD.spent_s,
                 plugin.GUARD.errors_total,
                 *self._queues(is_prefill),
             ),
             [
-                (r.bootstrap_room, len(r.origin_input_ids), rest, getattr(r, "fluidpd_at_s", now_s))
+                (r.bootstrap_room, len(r.origin_input_ids), rest, arrived_s(r, now_s))
                 for r, rest in queue
                 if r.bootstrap_room is not None
             ],
@@ -161,8 +165,12 @@ class Samples:
         self._seen = len(waiting), tokens
         self._made_s, self._is_due = now_s, False
 
-    def _waiting(self) -> tuple[list[Any], list[int]]:
-        found = list(self._part.arbiter.waiting())
+    def _waiting(self, now_s: float) -> tuple[list[Any], list[int]]:
+        """Oldest first, also where triage serves them in another order."""
+        found, triage = list(self._part.arbiter.waiting()), self._part.triage
+        if triage.is_reordered:
+            served, found = found, sorted(found, key=lambda r: arrived_s(r, now_s))
+            triage.is_reordered = any(a is not b for a, b in zip(served, found, strict=True))
         return found, [rest_of(r) for r in found]
 
     def _queues(self, is_prefill: bool) -> tuple[int, int, int, int, int]:

@@ -28,6 +28,7 @@ from sidecar.plugin.samples import Samples
 from sidecar.plugin.steps import Shape
 from sidecar.plugin.steps_file import StepsFile
 from sidecar.plugin.telemetry import OPEN, Done, Launched, Plain, Telemetry
+from sidecar.plugin.triage import Triage
 from sidecar.plugin.wake import Wake
 from sidecar.plugin.wants import Wants
 from sidecar.protocol import (
@@ -35,6 +36,7 @@ from sidecar.protocol import (
     CAN_DROP_STALE,
     CAN_GIVE,
     CAN_SAMPLE,
+    CAN_TRIAGE,
     Claim,
     ClaimAnswer,
     ClaimResult,
@@ -72,7 +74,8 @@ class SchedulerPart:
         self.borrow = Borrow(self.engine)
         self.wants = Wants(self.engine, self.borrow)
         self.arbiter = Arbiter(self.engine)
-        self.why_no_claims = self.engine.why_no_claims()
+        self.triage = Triage(self.engine, self.telemetry)
+        self.why_no_claims, self.why_no_triage = self.engine.why_no_claims(), self.engine.why_no_triage()
         fuse = plugin.SETTINGS.fuse
         self.rule = ChunkRule(self.telemetry.model, self.engine.has_gpu if fuse is None else fuse)
         self.link = plugin.link(self.hello) if self.engine.is_first_rank else None
@@ -92,6 +95,7 @@ class SchedulerPart:
             "settle": self._settle,
             "chunk": self._chunk,
             "drop_stale": self._drop_stale,
+            "triage": self.triage.reorder,
         }
         self._mode = scheduler.disaggregation_mode
         self._lent_since_s: float | None = None
@@ -145,7 +149,8 @@ class SchedulerPart:
 
     def hello(self) -> PluginHello:
         armed = plugin.GUARD.armed
-        able = [CAN_SAMPLE, CAN_DROP_STALE] + ([] if self.why_no_claims else [CAN_BORROW, CAN_GIVE])
+        whys = {CAN_BORROW: self.why_no_claims, CAN_GIVE: self.why_no_claims, CAN_TRIAGE: self.why_no_triage}
+        able = (CAN_SAMPLE, CAN_DROP_STALE, *(name for name, why in whys.items() if not why))
         role = self.engine.role
         assert role is not None  # the part is only made where there is one
         return PluginHello(
@@ -154,11 +159,11 @@ class SchedulerPart:
             engine_version=self.version,
             boot=BOOT,
             role=role,
-            capabilities=tuple(able) if armed else (),
+            capabilities=able if armed else (),
             kv_capacity_tokens=self.engine.kv_capacity_tokens,
             kv_bytes_per_token=self.engine.kv_bytes_per_token(),
             disarmed_why=plugin.GUARD.disarmed_why,
-            cannot={CAN_BORROW: self.why_no_claims, CAN_GIVE: self.why_no_claims} if self.why_no_claims else {},
+            cannot={name: why for name, why in whys.items() if why},
         )
 
     def send(self, message: Message) -> bool:
@@ -174,6 +179,7 @@ class SchedulerPart:
 
     def _disarmed(self) -> None:
         self.wants.revoke()
+        self.triage.revoke()
         if self.link is not None:
             self.link.renew()
 
@@ -187,6 +193,7 @@ class SchedulerPart:
         if self.scheduler.disaggregation_mode is not self._mode:
             self._mode = self.scheduler.disaggregation_mode
             self.wants.forget()
+            self.triage.revoke()
             self.samples.jump()
         while self._posted:
             kind, fields = self._posted.popleft()
@@ -200,6 +207,8 @@ class SchedulerPart:
                 self._claim(now_s)
             if self.borrow.is_busy:
                 self._choose_chunk(now_s)
+        if self.triage.terms is not None:
+            self._triage(now_s)
         return tuple(self._pending.values()) if self._pending else ()
 
     def _command(self, kind: str, **fields: Any) -> None:
@@ -208,9 +217,13 @@ class SchedulerPart:
 
     def _hear(self, message: Message, now_s: float) -> None:
         if isinstance(message, Grant):
-            self.wants.grant(message, now_s)
+            if message.terms.triage_margin_s is None:
+                self.wants.grant(message, now_s)
+            elif plugin.GUARD.armed and not self.why_no_triage:
+                self.triage.grant(message, now_s)
         elif isinstance(message, Revoke):
             self.wants.revoke()
+            self.triage.revoke()
         elif isinstance(message, Claim):
             self._claimed(message)
         elif isinstance(message, ClaimResult):
@@ -256,6 +269,17 @@ class SchedulerPart:
         speed = self.rule.rate(terms, batch, context, self.telemetry.lent_rate.per_s() if is_proven else None)
         for message in self.wants.choose(now_s, speed, is_proven):
             self._command("ask", room=message.room, message=message)
+
+    def _triage(self, now_s: float) -> None:
+        if self.scheduler._engine_paused or any(c.kind == "triage" for c in self._pending.values()):
+            return
+        try:
+            chosen = self.triage.choose(now_s)
+        except Exception:
+            self.triage.revoke()  # the next grant tries again; the guard counts it
+            raise
+        if chosen is not None:
+            self._command("triage", rids=chosen[0], together=chosen[1])
 
     def _choose_chunk(self, now_s: float) -> None:
         rest, depth = self.borrow.head_rest_and_depth()

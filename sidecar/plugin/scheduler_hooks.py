@@ -102,6 +102,15 @@ def _next_decode(original: Any, self: Any, running_batch: Any) -> Any:
     return PART.borrow.plan(lambda batch: original(self, batch), running_batch)
 
 
+def _next_prefill(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    assert PART is not None
+    return PART.triage.select(lambda *a, **k: original(self, *a, **k), *args, **kwargs)
+
+
+def _is_holding_back() -> bool:
+    return PART is not None and PART.triage.together > 0
+
+
 def _not_idle(now_s: float, idle: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     return False
 
@@ -126,6 +135,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(_SCHEDULER + "process_batch_result", after=_processed),
     Hook(_SCHEDULER + "process_decode_queue", before=_joins, is_needed=_may_join),
     Hook(_SCHEDULER + "get_next_disagg_decode_batch_to_run", _next_decode, _is_lending),
+    Hook(_SCHEDULER + "_get_new_batch_prefill_raw", _next_prefill, _is_holding_back),
     Hook(_SCHEDULER + "is_fully_idle", after=_not_idle, is_needed=_has_own_work),
     Hook("sglang.srt.disaggregation.decode.DecodePreallocQueue._allocatable_token_budgets", _kv_budget, _is_lending),
     *adopt.HOOKS,

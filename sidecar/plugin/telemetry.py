@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from fluidpd.pace import Pace
-from sidecar.plugin.steps import Shape, StepModel
+from sidecar.plugin.steps import Shape, StepFit, StepModel
 
 _BUSY_TAU_S = 3.0
 _RATE_TAU_S = 5.0
@@ -80,6 +80,8 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.model = StepModel()
+        # A prefill worker's own forwards: for what it promises itself, never for what a decode worker may lend.
+        self.prefill_fit = StepFit(len(Shape(1, 0, 0, 0).terms()))
         self.steps_total = 0
         self.step_s: float | None = None  # decode steps without lent work
         self.prefill_pace = Pace()
@@ -171,6 +173,8 @@ class Telemetry:
         if is_prefill:
             self._busy_until(done.at_s, done.took_s)
             self.prefill_pace.add(shape.c, shape.o, done.took_s, done.at_s)
+            if shape.c > 0:
+                self.prefill_fit.learn(shape, done.took_s)
             return
         if done.lent_tokens:
             self.lent_tokens_total += done.lent_tokens
@@ -209,6 +213,15 @@ class Telemetry:
     def open_tokens(self) -> int:
         """Prefill tokens of steps that were launched and are not over."""
         return sum(work.shape.c for work in self._open.values())
+
+    def open_s(self, now_s: float) -> float:
+        """What is left of a prefill worker's forwards that were launched, by the fit; of one that has run (a CPU) nothing."""
+        left_s = 0.0
+        for work in self._open.values():
+            if work.ran_s is None:
+                since_s = now_s - max(work.at_s, self._last_done_s)
+                left_s += max(0.0, (self.prefill_fit.predict_s(work.shape) or 0.0) - since_s)
+        return left_s
 
     def take_chunks(self) -> dict[str, int]:
         """Sizes of lent chunks since the last call. On the sampling thread."""

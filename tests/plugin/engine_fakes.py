@@ -107,6 +107,9 @@ class FakeScheduler:
         self.chunked_req: Any = None
         self.idle = True
         self.max_total_num_tokens = 10_000
+        self.chunked_prefill_size: int | None = 8192
+        self.schedule_policy, self.enable_priority_scheduling, self.dllm_config = "fcfs", False, None
+        self._engine_paused = False
         self.free = 10_000
         self.disagg_prefill_bootstrap_queue = SimpleNamespace(queue=[], kv_manager=self.keeper)
         self.disagg_prefill_inflight_queue: list[FakeReq] = []
@@ -151,6 +154,8 @@ class FakeScheduler:
 
 class FakeEngine(Engine):
     """The real one without SGLang behind it: what it would call is recorded."""
+
+    _dp = _pp = False
 
     def __init__(self, role: str) -> None:
         self.scheduler = FakeScheduler(role)

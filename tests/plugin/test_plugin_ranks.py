@@ -23,8 +23,8 @@ from sidecar.protocol import ClaimResult, ClaimWanted
 
 
 class RankEngine(FakeEngine):
-    def __init__(self, rank: int) -> None:
-        super().__init__("decode")
+    def __init__(self, rank: int, role: str = "decode") -> None:
+        super().__init__(role)
         self.is_first_rank = rank == 0
         s = self.scheduler
         s.device, s.server_args = "cuda", SimpleNamespace(tp_size=2)  # type: ignore[attr-defined]
@@ -74,7 +74,7 @@ class Ranks:
         ]
 
 
-def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+def ranks(monkeypatch: pytest.MonkeyPatch, role: str = "decode") -> Ranks:
     sent: list[Any] = []
     monkeypatch.setattr(entry, "GUARD", Guard())
     monkeypatch.setattr(entry, "version", lambda: "0.5.23")
@@ -82,7 +82,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     monkeypatch.setattr(plugin, "Engine", lambda engine: engine)
     parts = []
     for rank in (0, 1):
-        engine = RankEngine(rank)
+        engine = RankEngine(rank, role)
         # The part asks for its engine by its scheduler; here both are made together.
         monkeypatch.setattr(plugin, "Engine", lambda scheduler, engine=engine: engine)
         part = SchedulerPart(engine.scheduler)

@@ -18,6 +18,7 @@ from sidecar.plugin.rooms import Contexts
 from sidecar.plugin.samples import OLDEST_S, Samples
 from sidecar.plugin.tally import Tally
 from sidecar.plugin.telemetry import Plain, Telemetry
+from sidecar.plugin.triage import Triage
 from sidecar.plugin.wants import Wants
 from sidecar.protocol import PluginSample, PluginWelcome
 
@@ -32,6 +33,7 @@ class FakePart:
         self.borrow = Borrow(self.engine)
         self.wants = Wants(self.engine, self.borrow)
         self.arbiter = Arbiter(self.engine)
+        self.triage = Triage(self.engine, self.telemetry)
         self.contexts = Contexts()
         self.may_sleep = True
         self.wake = SimpleNamespace(stay=self._stay)
@@ -105,6 +107,20 @@ def test_while_a_forward_runs_ages_count_on_and_an_engine_that_hangs_falls_silen
     samples.look(10.0)
     assert said(samples, 12.0)["queue"][0]["waited_s"] == 3.0
     assert samples.newest(10.0 + OLDEST_S + 0.1) is None
+
+
+def test_a_queue_that_triage_has_reordered_is_sent_oldest_first() -> None:
+    part, samples = made("prefill")
+    for room in range(4):
+        part.scheduler.prefill_room(room).fluidpd_at_s = 0.1 * room  # type: ignore[attr-defined]
+    part.triage.reorder(["r3", "r1"], 2)
+    assert [r.bootstrap_room for r in part.scheduler.waiting_queue] == [3, 1, 0, 2]
+    samples.look(1.0)
+    assert [prompt["room"] for prompt in said(samples, 1.0)["queue"]] == [0, 1, 2, 3] and part.triage.is_reordered
+    part.scheduler.waiting_queue.pop(0)
+    part.scheduler.waiting_queue.pop(0)
+    samples.look(1.06)
+    assert [prompt["room"] for prompt in said(samples, 1.06)["queue"]] == [0, 2] and not part.triage.is_reordered
 
 
 def test_a_queue_is_sent_up_to_its_limit_and_counted_whole() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
-_EPOCHS = itertools.count(1)  # a leader's epoch never falls
+EPOCHS = itertools.count(1)  # a leader's epoch never falls
 
 
 class StubSidecar:
@@ -186,7 +186,7 @@ class Grants:
             }
             for s in self._sidecars:
                 if s.sample.get("role") == "decode":
-                    s.send("scheduler", {"type": "grant", "epoch": next(_EPOCHS), "terms": terms})
+                    s.send("scheduler", {"type": "grant", "epoch": next(EPOCHS), "terms": terms})
 
     def _peer(self, p: StubSidecar) -> Line:
         rate = self.rate_tokens_per_s or p.value("prefill_tokens_per_s") or 1000.0
