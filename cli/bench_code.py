@@ -12,7 +12,6 @@ from functools import cache
 from importlib.resources import files
 
 from fluidpd.benchmark.cells import Cell, Task
-from fluidpd.benchmark.plan import GOODPUT_BOUND, IDEAL, SCHEDULE
 
 _REGISTRY = "fluidpd.simulator.policies"
 _NOBODY_DECIDES = ("static", "static_tuned", "colocated_prefill_first", "colocated_chunked")
@@ -20,7 +19,6 @@ _NOBODY_DECIDES = ("static", "static_tuned", "colocated_prefill_first", "colocat
 _DECIDING = ("control", "moving", "lending", "terms", "readout")
 _DECIDING_MODULES = (*(f"fluidpd.simulator.{m}" for m in _DECIDING), "fluidpd.indices", "fluidpd.decision", "fluidpd.transition")
 _MEASURED_BY = {Task.RUN: ("cells", "watch", "bootstrap"), Task.GOODPUT: ("cells", "goodput", "factor")}
-_BOUNDED_BY = {GOODPUT_BOUND: ("fluid", "factor"), IDEAL: ("ideal", "bound", "factor"), SCHEDULE: ("schedule", "factor")}
 _BOUND_BY = ("cells", "bound")
 
 
@@ -32,12 +30,8 @@ def code_version(cell: Cell) -> str:
 @cache
 def _version(task: Task, policy: str) -> str:
     seen = hashlib.sha256()
-    for name in _BOUNDED_BY.get(policy, _BOUND_BY) if task is Task.BOUND else _MEASURED_BY[task]:
+    for name in _BOUND_BY if task is Task.BOUND else _MEASURED_BY[task]:
         seen.update(_shape(f"fluidpd.benchmark.{name}").encode())
-    if policy == SCHEDULE:  # it simulates
-        for module in sorted(_closure({"fluidpd.benchmark.schedule"}, policy)):
-            seen.update(f"{module}:{_shape(module)}".encode())
-        return seen.hexdigest()[:16]
     if task is Task.BOUND:
         seen.update(_shape("fluidpd.cost").encode())
         return seen.hexdigest()[:16]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -14,11 +14,11 @@ from fluidpd.benchmark.bootstrap import BLOCK_S
 from fluidpd.benchmark.cells import Cell, Record, Task
 from fluidpd.benchmark.factor import STEP
 from fluidpd.benchmark.goodput import GOODPUT_SHARES
+from fluidpd.benchmark.plan import GOODPUT_MINUTES
 from fluidpd.benchmark.results import Results
-from fluidpd.benchmark.schedule import STRETCHES
 from fluidpd.benchmark.targets import Verdict, verdicts
 from fluidpd.benchmark.testbeds import CLAIMS, TESTBEDS
-from fluidpd.benchmark.workloads import WORKLOADS
+from fluidpd.benchmark.workloads import WORKLOADS, Kind
 
 CODE, HEADLINE = "azure2023_code", "A"
 COLUMNS = (
@@ -38,21 +38,6 @@ JUDGED = "TTFT <= 2 s, and the p99 (nearest rank) of its own token gaps <= 40 ms
 WASTED = (
     "GPU-seconds in which a worker ran no step while a prompt waited somewhere in the fleet (looked at every 0.1 s; a move "
     "counts, a decode step with room to spare does not)"
-)
-FLUID = (
-    "Fluid bound: what no policy can carry, whatever its splits, lending and batching. Per set of windows of 5 s, the seconds of "
-    "prefill and of decode at their cheapest batching must not be more than all workers have, after the requests that cost most "
-    "there were left out; it knows beforehand what comes and how long every answer becomes, moves nothing, and waits for nothing."
-)
-IDEAL_FLEET = (
-    "Ideal fleet: workers change sides in no time and lend what room their steps have left; prompts are served in order of "
-    "arrival as if by one machine, which skips those it can no longer have in time; all generations run at one pace, the best of "
-    "three. No proof: a fleet that made the pace fit the hour, or turned the longest requests away in time, could do better."
-)
-HINDSIGHT = (
-    f"Schedule in hindsight: the split of each of {STRETCHES} equal parts of the time, found by trying one worker more or less, "
-    "part by part, at rising loads; begun at the first of them, lent by the thresholds' reflex, moved as slowly as everybody is, "
-    "not asked by any guard but the residence time. Found, not proven: a better one may exist."
 )
 
 
@@ -156,10 +141,6 @@ def _factors(r: Results, bed: str) -> list[dict[str, object]]:
         found = [r.factor(bed, workload, label, share) for share in GOODPUT_SHARES]
         return None if None in found else " / ".join("none" if f == 0 else f"{f:.2f}" for f in found)
 
-    def bound(workload: str, of: Callable[[str, str, float], float | None]) -> str | None:
-        found = [of(bed, workload, share) for share in GOODPUT_SHARES]
-        return None if None in found else " / ".join(f"{f:.2f}" for f in found)
-
     names = r.workloads(bed, Task.GOODPUT)
     rows: list[dict[str, object]] = [
         {"policy": label, **{w: shown(w, label) for w in names}} for label in r.labels(bed, Task.GOODPUT)
@@ -167,11 +148,6 @@ def _factors(r: Results, bed: str) -> list[dict[str, object]]:
     starts = {w: _begun_at_best(r, bed, w) for w in names}
     if any(starts.values()):
         rows.append({"policy": f"{r.full}, begun at the best static split", **starts})
-    schedules = {w: f"- / {f:.2f}" for w in names if (f := r.schedule_factor(bed, w, 0.90)) is not None}
-    rows += [{"policy": "schedule in hindsight", **schedules}] if schedules else []
-    for label, of in (("ideal fleet", r.ideal_factor), ("fluid bound", r.factor_bound)):
-        bounds = {w: bound(w, of) for w in names}
-        rows += [{"policy": label, **bounds}] if any(bounds.values()) else []
     return rows
 
 
@@ -227,6 +203,7 @@ def page(command: str, r: Results, plots: Sequence[tuple[str, str]]) -> str:
         "- Policies with something to tune choose it on the first half of the time. The second half stands beside the whole.",
         f"- Intervals: 95 %, from a circular block bootstrap over time (blocks of {BLOCK_S:g} s): a trace has no seed variance.",
         f"- Goodput: the highest factor on the arrivals with at least 99 % (90 %) of requests good, in steps of {STEP - 1:.0%}.",
+        f"  Of a composite the whole is searched, of the others {GOODPUT_MINUTES[Kind.STATIONARY]:g} minutes.",
         *textwrap.wrap(f"- GPU-seconds wasted: {WASTED}.", 130, subsequent_indent="  "),
         "- A dash is a cell that was not run. Those of elastic policies in overload take longest, and testbeds may be left out.",
         "- Every elastic policy begins at 2P:6D. Best static split means best in hindsight, which nobody has. A search runs the",
@@ -268,9 +245,6 @@ def page(command: str, r: Results, plots: Sequence[tuple[str, str]]) -> str:
     for bed in r.testbeds(Task.GOODPUT):
         text += [f"## Goodput on testbed {bed}: load factor at >= 99 % / >= 90 % (simulated)", ""]
         text += [*_markdown(_factors(r, bed), ("policy", *r.workloads(bed, Task.GOODPUT))), ""]
-        for of, says in ((r.schedule_factor, HINDSIGHT), (r.ideal_factor, IDEAL_FLEET), (r.factor_bound, FLUID)):
-            if any(of(bed, w, 0.90) is not None for w in r.workloads(bed, Task.GOODPUT)):
-                text += [*textwrap.wrap(says, 130), ""]
     return "\n".join(text).rstrip() + "\n"
 
 

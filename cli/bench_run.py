@@ -23,10 +23,7 @@ from cli.bench_code import code_version
 from cli.output import Exit, fail, say
 from cli.workloads import find_workload, load_cost
 from fluidpd.benchmark.cells import Cell, Record, Task, computed, fingerprint
-from fluidpd.benchmark.fluid import bounded
-from fluidpd.benchmark.ideal import idealised
-from fluidpd.benchmark.plan import GOODPUT_BOUND, IDEAL, SCHEDULE, guess_s
-from fluidpd.benchmark.schedule import searched
+from fluidpd.benchmark.plan import guess_s
 from fluidpd.benchmark.testbeds import TESTBEDS
 from fluidpd.benchmark.workloads import WORKLOADS
 from fluidpd.cost import CostModel
@@ -58,8 +55,7 @@ def compute(cell: Cell) -> tuple[Record, float]:
     began = time.perf_counter()
     workload = workload_of(cell.testbed, cell.workload, cell.minutes, cell.seed)
     try:
-        make = {GOODPUT_BOUND: bounded, IDEAL: idealised, SCHEDULE: searched}.get(cell.policy, computed)
-        record = make(cell, workload, _cost(TESTBEDS[cell.testbed].cost))
+        record = computed(cell, workload, _cost(TESTBEDS[cell.testbed].cost))
     except Exception as problem:  # one cell must not take the others with it
         record = {"failed": f"{type(problem).__name__}: {problem}"}
     return record, time.perf_counter() - began

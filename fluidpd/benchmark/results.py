@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fluidpd.benchmark.cells import Cell, Record, Task
-from fluidpd.benchmark.plan import GOODPUT_BOUND, IDEAL, SCHEDULE
 from fluidpd.benchmark.testbeds import TESTBEDS
 
 FULL = ("goodput", "thresholds")  # the default policy: the first of these that there is
@@ -28,22 +27,6 @@ class Results:
     def bound(self, bed: str, workload: str) -> float | None:
         record = self._by_name.get((Task.BOUND, bed, workload, "bound"))
         return None if record is None else float(record["bound"])
-
-    def factor_bound(self, bed: str, workload: str, share: float) -> float | None:
-        """The highest load factor that any policy could carry."""
-        return self._bounded(bed, workload, GOODPUT_BOUND, share)
-
-    def ideal_factor(self, bed: str, workload: str, share: float) -> float | None:
-        """What a fleet whose workers change sides in no time would carry."""
-        return self._bounded(bed, workload, IDEAL, share)
-
-    def schedule_factor(self, bed: str, workload: str, share: float) -> float | None:
-        """The highest load factor that a schedule found in hindsight carries; it is searched for one share only."""
-        return self._bounded(bed, workload, SCHEDULE, share)
-
-    def _bounded(self, bed: str, workload: str, kind: str, share: float) -> float | None:
-        record = self._by_name.get((Task.BOUND, bed, workload, kind))
-        return None if record is None or f"{share:g}" not in record["factors"] else float(record["factors"][f"{share:g}"] or 0.0)
 
     def factor(self, bed: str, workload: str, label: str, share: float) -> float | None:
         """0 where even the lowest load is too much; None where it was not searched."""

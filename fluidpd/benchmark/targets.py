@@ -133,27 +133,7 @@ def _goodput_of_composites(r: Results) -> Iterator[Verdict]:
                 continue
             reached = mine >= times * rival[1]
             found = f"x{mine:g} against x{rival[1]:g}" + (f", {mine / rival[1]:.2f} times" if rival[1] else "")
-            because = "" if reached else _short_of(r, name, times * rival[1], mine)
-            yield Verdict(target, reached, found, because)
-
-
-def _short_of(r: Results, name: str, wanted: float, mine: float) -> str:
-    """Whether anybody could carry so much: a search in hindsight, an ideal fleet, and the fluid bound."""
-    schedule, ideal, bound = (of(BED, name, 0.90) for of in (r.schedule_factor, r.ideal_factor, r.factor_bound))
-    said = [f"x{wanted:.2f} was wanted"]
-    if schedule is not None:
-        beyond = "less than that too" if schedule < wanted else "enough: workers could be moved better"
-        said.append(
-            f"the best schedule of splits that a search in hindsight found, with lending, carries x{schedule:g}, {beyond}"
-        )
-    if ideal is not None:
-        within = "less than that too" if ideal < wanted else f"more than that ({mine / ideal:.0%} of it is carried)"
-        said.append(f"a fleet whose workers change sides in no time would carry x{ideal:g}, {within}")
-    if bound is not None and bound < wanted:
-        return "; ".join(said) + f", and no policy can: the fluid bound is x{bound:g}"
-    if bound is not None:
-        said.append(f"the fluid bound, which nothing real reaches, is x{bound:g}")
-    return "; ".join(said)
+            yield Verdict(target, reached, found, "" if reached else f"x{times * rival[1]:.2f} was wanted")
 
 
 def _pair(name: str, value: float | None) -> tuple[str, float] | None:
