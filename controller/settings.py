@@ -299,6 +299,11 @@ def load_settings(
         raise ConfigError(
             f"policy.guard_s ({settings.policy.guard_s}) must be below slo.tbt_s ({settings.slo.tbt_s}): a step needs time too"
         )
+    if settings.policy.tbt_margin_s >= settings.slo.tbt_s:
+        raise ConfigError(
+            f"policy.tbt_margin_s ({settings.policy.tbt_margin_s}) must be below slo.tbt_s ({settings.slo.tbt_s}): every decode "
+            "step would count as over its limit"
+        )
     said = settings.unreachable_objectives
     if said and settings.alerting.unreachable_factors == "refuse":
         raise ConfigError("\n".join(said) + ". (alerting.unreachable_factors: derive does that.)")

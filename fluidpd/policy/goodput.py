@@ -130,8 +130,8 @@ def _judged(f: Facts, targets: Targets, future: Future | None) -> tuple[Decision
 
 
 def _at_ease(f: Facts, able: tuple[str, ...]) -> tuple[str, ...]:
-    """Of decode workers that could lend, those far from their limit. Before prefill is over its own, nothing is worth longer steps
-    to one that is near it: longer steps mean more generations at a time."""
+    """Of decode workers that could lend, those far from their limit. Before prefill is over its own, nothing is worth longer
+    steps to one that is near it: longer steps mean more generations at a time."""
 
     def pressure(name: str) -> float:
         reading = f.indices.workers[name].pressure

@@ -47,6 +47,7 @@ REFUSED = {
     "a certificate without its key": ("security: {tls_cert_file: c.crt}", "go together"),
     "a name with a blank": ("identity: {cluster: 'a b'}", "identity.cluster"),
     "a guard that eats the step": ("policy: {guard_s: 0.04}", "policy.guard_s"),
+    "a margin that eats the step": ("policy: {tbt_margin_s: 0.04}", "policy.tbt_margin_s"),
     "a tokens file that is not there": ("security: {tokens_file: missing.json}", "security.tokens_file"),
 }
 
