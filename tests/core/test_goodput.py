@@ -168,3 +168,19 @@ def _loaded(fleet: Snapshot) -> Snapshot:
     return replace(
         fleet, workers=tuple(decode(w.name, batch=8, context=16_000) if w.role is Role.DECODE else w for w in fleet.workers)
     )
+
+
+def test_before_prefill_is_over_its_limit_only_workers_far_from_theirs_lend() -> None:
+    """Longer steps mean more generations at a time: nothing that is only foretold is worth them to a worker near its limit."""
+    coming = [2048] * 7
+    fleet = snapshot(
+        prefill("p1", *coming, busy=1.0),
+        prefill("p2", *coming, busy=1.0),
+        *[decode(f"d{i}", batch=4, context=8_000) for i in range(3)],
+        *[decode(f"d{i}", batch=60, context=230_000, kv_share=0.5) for i in range(3, 6)],
+    )
+    found = look(fleet, demand(60_000))[0]
+    assert found.reason is Reason.GOODPUT_BORROW and found.numbers["ppi"] < 1.0  # type: ignore[operator]
+    assert found.lenders == ("d0", "d1", "d2")
+    over = replace(fleet, workers=(prefill("p1", *BURST), prefill("p2", *BURST), *fleet.workers[2:]))
+    assert len(look(over, demand(60_000))[0].lenders) == 6

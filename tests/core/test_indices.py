@@ -179,3 +179,12 @@ def test_a_pace_that_is_not_wholly_known_is_the_tables_and_not_zero(lacking: str
 def test_an_absurd_pace_is_bounded() -> None:
     assert etas(measured("p1", 500, slow=1e6)) == [pytest.approx(20 * cost().prefill_s(500))]
     assert etas(measured("p1", 500, slow=0.01)) == [pytest.approx(0.5 * cost().prefill_s(500))]
+
+
+def test_decode_pressure_keeps_its_own_margin_and_a_lent_step_its_guard() -> None:
+    worker = snapshot(prefill("p1"), decode("d1", batch=60, context=230_000, kv_share=0.5))
+    usual = derive(worker, targets()).workers["d1"]
+    bolder = derive(worker, replace(targets(), guard_s=0.0005)).workers["d1"]
+    stricter = derive(worker, replace(targets(), margin_s=0.010)).workers["d1"]
+    assert bolder.step_share == usual.step_share and bolder.chunk_tokens >= usual.chunk_tokens
+    assert stricter.chunk_tokens == usual.chunk_tokens and (stricter.step_share or 0) > (usual.step_share or 0)
